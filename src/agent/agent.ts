@@ -25,7 +25,11 @@ import { systemClock, type Clock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
 import type { Random } from "../util/random.ts";
 import { EventLoopWatch } from "./event-loop.ts";
+import type { ConfigFile } from "./config-file.ts";
+import { reload } from "../config/reload.ts";
 import { NodeAgent } from "./node-agent.ts";
+import type { NodeMeans } from "./served-node.ts";
+import { ServedNodes } from "./served-nodes.ts";
 import type { NodeAgentOptions } from "./node-options.ts";
 import { observeProcess, type Vitals } from "./process-metrics.ts";
 import { ServiceCache } from "../podspec/references/services.ts";
@@ -51,6 +55,8 @@ export interface AgentOptions {
   logger: Logger;
   version: string;
   signal: AbortSignal;
+  /** What `config` was read from, to be followed while the agent runs. Default: it never changes. */
+  file?: ConfigFile | undefined;
   /** For metrics. */
   vitals?: (() => Vitals) | undefined;
 }
@@ -101,7 +107,12 @@ export function connect(options: {
 }
 
 export class Agent {
-  readonly nodes: readonly NodeAgent[];
+  readonly #nodes: ServedNodes;
+  readonly #options: AgentOptions;
+  readonly #metrics: Metrics;
+  readonly #failed: AbortController;
+  #config: AgentConfig;
+  #keptFields: readonly string[] = [];
   readonly #services: ServiceCache;
   readonly #health: HealthServer;
   readonly #eventLoop: EventLoopWatch;
@@ -110,7 +121,10 @@ export class Agent {
   readonly #logger: Logger;
 
   private constructor(parts: {
-    nodes: readonly NodeAgent[];
+    nodes: ServedNodes;
+    options: AgentOptions;
+    metrics: Metrics;
+    failed: AbortController;
     services: ServiceCache;
     health: HealthServer;
     eventLoop: EventLoopWatch;
@@ -118,13 +132,22 @@ export class Agent {
     elector: LeaderElector | undefined;
     logger: Logger;
   }) {
-    this.nodes = parts.nodes;
+    this.#nodes = parts.nodes;
+    this.#options = parts.options;
+    this.#config = parts.options.config;
+    this.#metrics = parts.metrics;
+    this.#failed = parts.failed;
     this.#services = parts.services;
     this.#health = parts.health;
     this.#eventLoop = parts.eventLoop;
     this.#self = parts.self;
     this.#elector = parts.elector;
     this.#logger = parts.logger;
+  }
+
+  /** Those that are served now. */
+  get nodes(): readonly NodeAgent[] {
+    return this.#nodes.agents;
   }
 
   /** Port of /livez, /readyz and /metrics. */
@@ -135,13 +158,11 @@ export class Agent {
   /** Builds everything and binds the ports; nothing is registered before `run`. @throws ConfigError, KubeApiError */
   static async open(options: AgentOptions): Promise<Agent> {
     const { config, logger, version } = options;
-    for (const path of await exposedSecrets(config))
-      logger.warn({ path }, "This file holds a secret, and every user of this host can read it: chmod o-r");
+    tellExposed(await exposedSecrets(config), logger);
     const metrics = createMetrics({ nodeNames: config.nodes.map((node) => node.name), version });
-    const nodes: NodeAgent[] = [];
-    metrics.onScrape((asked) => observeProcess(asked, nodes, options, metrics));
     // What belongs to no node is asked for as the process itself: a node may read neither.
     const self = connect({ ...options, metrics });
+    const failed = new AbortController();
     const elector = config.leaderElection.enabled ? createElector(options, self, metrics) : undefined;
     let isBuilt = false;
     const livez = new HealthChecks("livez");
@@ -159,18 +180,33 @@ export class Agent {
       eventLoop.close();
       throw thrown;
     });
+    let nodes: ServedNodes | undefined;
     try {
       const clusterId = config.clusterId ?? (await readClusterId(self, options.signal));
-      const clients = await connectNodes(options, self, metrics);
-      // The configuration has at least one node.
-      const services = new ServiceCache({ ...options, kube: clients[0]!.kube });
+      const asAnyNode = (): Kube => nodes?.anyKube ?? self;
+      const services = new ServiceCache({
+        ...options,
+        kube: { request: (request) => asAnyNode().request(request), watch: (request) => asAnyNode().watch(request) },
+      });
       const shared: SharedParts = { self, services, clusterId, metrics, livez, readyz, guard: elector?.guard };
-      for (const client of clients) nodes.push(await createNodeAgent(options, client, shared));
+      nodes = new ServedNodes({
+        connect: (node) => connectNode(options, node, self, metrics),
+        openProvider: (node) => openProvider(options, node, metrics),
+        open: (node, means) => createNodeAgent(options, node, means, shared),
+        self,
+        clock: options.clock,
+        logger,
+        metrics,
+        onFailed: (thrown) => failed.abort(thrown),
+      });
+      const served = nodes;
+      metrics.onScrape((asked) => observeProcess(asked, served.agents, options, metrics));
+      await nodes.open(config.nodes);
       isBuilt = true;
-      return new Agent({ nodes, services, health, eventLoop, self, elector, logger });
+      return new Agent({ nodes, options, metrics, failed, services, health, eventLoop, self, elector, logger });
     } catch (thrown) {
       eventLoop.close();
-      await Promise.all([...nodes.map((node) => node.close()), self.close(), health.close()]);
+      await Promise.all([nodes?.close(), self.close(), health.close()]);
       throw thrown;
     }
   }
@@ -182,58 +218,96 @@ export class Agent {
 
   /** Runs until the signal aborts, then stops in order. Rejects when a part fails for good. */
   async run(signal: AbortSignal): Promise<void> {
-    const failed = new AbortController();
+    const failed = this.#failed;
     const linked = AbortSignal.any([signal, failed.signal]);
     this.#logger.info({ nodes: this.nodes.map((n) => n.name), healthPort: this.#health.port }, "Agent starts");
-    // One that fails stops the others in order.
-    const act = async (leading: AbortSignal) => {
-      await Promise.all(this.nodes.map((node) => node.act(leading).catch((thrown: unknown) => failed.abort(thrown))));
-    };
+    this.#nodes.observe(linked);
+    const act = (leading: AbortSignal) => this.#nodes.act(leading);
     const parts = [
-      ...this.nodes.map((node) => node.observe(linked)),
       this.#services.run(linked),
+      this.#followFile(linked),
       // A process that loses the leadership ends: its successor stands by with nothing left over from before.
       this.#elector === undefined
         ? act(linked)
         : this.#elector.run(linked, act).then(() => failed.abort(new NotLeaderError("not leading any more"))),
     ];
     await Promise.all(parts.map((part) => part.catch((thrown: unknown) => failed.abort(thrown))));
-    await Promise.all(this.nodes.map((node) => node.close()));
+    await this.#nodes.close();
     this.#eventLoop.close();
     await this.#health.close();
     await this.#self.close();
     this.#logger.info({}, "Agent stopped; machines run on");
     if (failed.signal.aborted && !signal.aborted) throw failed.signal.reason;
   }
+
+  /** Takes the configuration over again and again as its file changes. */
+  async #followFile(signal: AbortSignal): Promise<void> {
+    const { file } = this.#options;
+    if (file === undefined) return;
+    this.#metrics.onScrape(() => this.#tellOfFile(file));
+    await file.run(
+      signal,
+      (config) => this.#change(config),
+      () => this.#nodes.retry(),
+    );
+  }
+
+  /** Brings about what can change while the process runs, and says of the rest that it does not. */
+  #change(next: AgentConfig): void {
+    const logger = this.#logger;
+    const { config, kept } = reload(this.#config, next);
+    this.#config = config;
+    this.#keptFields = kept;
+    if (kept.length > 0)
+      logger.warn({ fields: kept }, "These fields of the configuration cannot change while the agent runs: restart it");
+    void exposedSecrets(config).then((paths) => tellExposed(paths, logger));
+    const rate = { perSecond: config.api.qps, burst: config.api.burst };
+    this.#self.changeRate(rate);
+    this.#nodes.changeRate(rate);
+    this.#nodes.change(config.nodes);
+    logger.info({ nodes: config.nodes.map(({ name }) => name) }, "The configuration was read again");
+  }
+
+  #tellOfFile({ fault, readAt }: ConfigFile): void {
+    const isBroughtAbout = fault === undefined && this.#nodes.faults.size === 0;
+    this.#metrics.configReloadSuccessful.set(isBroughtAbout ? 1 : 0);
+    this.#metrics.nodeConfigError.set(isBroughtAbout ? 0 : 1);
+    this.#metrics.configReloadSuccessTime.set(readAt / 1000);
+    this.#metrics.configRestartRequired.set(this.#keptFields.length);
+  }
 }
 
-/** A node of the configuration, and the API server as that node. */
-interface NodeClient {
-  node: NodeConfig;
-  kube: KubeTransport;
-  /** identity.mode certificate: the node's own. */
-  certificate: NodeCertificate | undefined;
+function tellExposed(paths: readonly string[], logger: Logger): void {
+  for (const path of paths)
+    logger.warn({ path }, "This file holds a secret, and every user of this host can read it: chmod o-r");
 }
 
 /** What all nodes of a process have in common. */
 type SharedParts = Pick<NodeAgentOptions, "self" | "services" | "clusterId" | "metrics" | "livez" | "readyz" | "guard">;
 
-/** The nodes' certificates are requested together, so that the person who approves them sees them all at once. */
-async function connectNodes(options: AgentOptions, self: Kube, metrics: Metrics): Promise<readonly NodeClient[]> {
-  const { config, logger, signal } = options;
-  const needsCertificate = config.identity.mode === "certificate";
-  const connected = config.nodes.map(async (node): Promise<NodeClient> => {
-    const own = { ...options, nodeName: node.name, logger: logger.child({ node: node.name }), metrics };
-    const certificate = needsCertificate ? new NodeCertificate(own) : undefined;
-    await certificate?.obtain(self, signal);
-    return { node, kube: connect({ ...options, node, metrics, certificate }), certificate };
+async function connectNode(options: AgentOptions, node: NodeConfig, self: Kube, metrics: Metrics): Promise<NodeMeans> {
+  const own = { ...options, nodeName: node.name, logger: options.logger.child({ node: node.name }), metrics };
+  const certificate = options.config.identity.mode === "certificate" ? new NodeCertificate(own) : undefined;
+  await certificate?.obtain(self, options.signal);
+  const kube = connect({ ...options, node, metrics, certificate });
+  try {
+    return { kube, certificate, provider: await openProvider(options, node, metrics) };
+  } catch (thrown) {
+    await kube.close();
+    throw thrown;
+  }
+}
+
+async function openProvider(options: AgentOptions, node: NodeConfig, metrics: Metrics): Promise<Provider> {
+  return await options.createProvider(node.provider, {
+    onInvalidReply: (reason) => metrics.backendInvalidResponses.inc({ reason }),
   });
-  return await Promise.all(connected);
 }
 
 async function createNodeAgent(
   options: AgentOptions,
-  { node, kube, certificate }: NodeClient,
+  node: NodeConfig,
+  { kube, certificate, provider }: NodeMeans,
   shared: SharedParts,
 ): Promise<NodeAgent> {
   const { metrics, guard } = shared;
@@ -248,9 +322,6 @@ async function createNodeAgent(
     host: node.name,
     isBusy: () => agent !== undefined && agent.pods.queue.depth + agent.pods.queue.working > BUSY_PODS,
     onDropped: (reason) => metrics.eventsDropped.inc({ reason }),
-  });
-  const provider = await options.createProvider(node.provider, {
-    onInvalidReply: (reason) => metrics.backendInvalidResponses.inc({ reason }),
   });
   agent = await NodeAgent.open({
     ...options,

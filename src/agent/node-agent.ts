@@ -2,9 +2,13 @@
  * One virtual node: its pods, its kubelet API and its Node object, built in this order by the files beside this one,
  * and what is done with them together.
  */
+import { nodeObjectFields } from "../config/reload.ts";
+import type { NodeConfig } from "../config/schema.ts";
 import { guardedKube } from "../kube/guarded.ts";
 import type { KubeletServer } from "../kubelet/server.ts";
+import type { NodeController } from "../node/node-controller.ts";
 import type { PodController } from "../pods/controller.ts";
+import type { HealthCheck, HealthChecks } from "../telemetry/health.ts";
 import { BackendInfo } from "./backend-info.ts";
 import { createKubelet } from "./node-kubelet.ts";
 import { createNode, type NodeObject } from "./node-object.ts";
@@ -35,6 +39,7 @@ export class NodeAgent {
   readonly #own: OwnNode;
   readonly #pods: NodePods;
   readonly #node: NodeObject;
+  readonly #forget: (() => void)[] = [];
   #acts = false;
 
   /** Binds the kubelet port; registers nothing yet. @throws when the port is taken or a certificate cannot be read */
@@ -99,32 +104,55 @@ export class NodeAgent {
     while (!signal.aborted && !this.#own.isReady) await clock.sleep(READY_POLL_MS, signal).catch(() => undefined);
   }
 
+  /** Takes over what a changed configuration says of the Node object; everything else goes on as it is. */
+  describe(node: NodeConfig): void {
+    Object.assign(this.#options.node, nodeObjectFields(node));
+    this.#node.controller.refresh();
+  }
+
+  get acts(): boolean {
+    return this.#acts;
+  }
+
+  /** Its Node: what takes the node out of the cluster needs it. */
+  get controller(): NodeController {
+    return this.#node.controller;
+  }
+
+  /** The provider and the API server's connections are its owner's, who may make another node agent of them. */
   async close(): Promise<void> {
-    const { provider, kube, logger } = this.#options;
+    for (const forget of this.#forget) forget();
     this.#pods.close();
     await this.server.close(CLOSE_GRACE_MS);
-    // Even if the provider fails to close, connections must not keep the process alive.
-    await provider.close().catch((thrown: unknown) => logger.warn({ err: thrown }, "The provider could not be closed"));
-    await kube.close();
   }
 
   #tellHealth(): void {
     const { livez, readyz, metrics, clock } = this.#options;
     // The attempts have limits of their own, so this depends on the process alone.
-    livez.add(`${this.name}-lease`, () => {
+    const add = (checks: HealthChecks, name: string, check: HealthCheck) => {
+      checks.add(name, check);
+      this.#forget.push(() => checks.remove(name));
+    };
+    add(livez, `${this.name}-lease`, () => {
       const { attemptedAt } = this.#node.controller.lease;
       const silentMs = attemptedAt === undefined ? 0 : clock.monotonic() - attemptedAt;
       if (!this.#acts || silentMs < LONGEST_LEASE_ATTEMPT_MS) return undefined;
       return `nothing has tried to renew the lease for ${Math.round(silentMs / 1000)} s`;
     });
-    readyz.add(`${this.name}-pods-synced`, () =>
+    add(readyz, `${this.name}-pods-synced`, () =>
       this.pods.store.synced ? undefined : "the list of pods is not complete yet",
     );
     // A standby is ready to take over; only who acts answers for the registration.
-    readyz.add(`${this.name}-registered`, () =>
-      this.#acts && this.#own.current === undefined ? "the node is not registered yet" : undefined,
+    add(readyz, `${this.name}-registered`, () =>
+      this.#acts && this.#own.current === undefined && !this.#node.controller.isGone
+        ? "the node is not registered yet"
+        : undefined,
     );
-    metrics.onScrape(() => metrics.machinesMissing.set({ node: this.name }, this.pods.losses.missing));
-    metrics.onScrape(() => observeQueue(metrics, this.name, this.pods.queue));
+    this.#forget.push(
+      metrics.onScrape(() => {
+        metrics.machinesMissing.set({ node: this.name }, this.pods.losses.missing);
+        observeQueue(metrics, this.name, this.pods.queue);
+      }),
+    );
   }
 }

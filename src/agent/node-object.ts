@@ -29,29 +29,33 @@ export function createNode(
   const { node, events, clusterId, clock, random, logger, metrics, version } = options;
   const onChange = () => controller.refresh();
   const reported = new ProviderCapacitySource({ provider, clock, random, logger, onChange });
+  const ofBackend = capacityOf(backend, reported);
   const controller = new NodeController({
     kube: acting,
     clock,
     random,
     logger,
     events,
-    settings: {
-      name: node.name,
-      clusterId,
-      version,
-      addresses: node.addresses,
-      hostname: node.hostname,
-      labels: node.labels,
-      annotations: node.annotations,
-      taints: node.taints,
-      kubeletPort,
-      backendOutageGraceMs: parseDuration(node.backendOutageGrace),
+    // Read again each time: some of it follows the configuration file.
+    get settings() {
+      return {
+        name: node.name,
+        clusterId,
+        version,
+        addresses: node.addresses,
+        hostname: node.hostname,
+        labels: node.labels,
+        annotations: node.annotations,
+        taints: node.taints,
+        kubeletPort,
+        backendOutageGraceMs: parseDuration(node.backendOutageGrace),
+      };
     },
     report: () => backend.forNode(),
-    capacity:
-      node.capacity === undefined
-        ? capacityOf(backend, reported)
-        : withConditions(fixedCapacity(node.capacity), reported),
+    capacity: {
+      current: () =>
+        (node.capacity === undefined ? ofBackend : withConditions(fixedCapacity(node.capacity), reported)).current(),
+    },
     backend: healthOf(pods),
     metrics: {
       onRegistered: () => metrics.nodeRegistrations.inc(),

@@ -14,6 +14,7 @@ import type { Random } from "../util/random.ts";
 
 /** Shared by what builds a node: node-pods.ts, node-kubelet.ts and node-object.ts. */
 export interface NodeAgentOptions {
+  /** Those of its fields that describe the Node object may change (`NodeAgent.describe`). */
   node: NodeConfig;
   /** The API server as this node. */
   kube: KubeTransport;

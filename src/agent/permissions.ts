@@ -83,6 +83,17 @@ export function nodePermissions(nodeName: string, needs: PermissionNeeds): Permi
     core("list", "nodes", "changes of the Node by others go unnoticed", ownNode),
     core("watch", "nodes", "changes of the Node by others go unnoticed", ownNode),
     core("patch", "nodes", "the Node's status cannot be reported", { subresource: "status", name: nodeName }),
+    {
+      ...core(
+        "patch",
+        "nodes",
+        "changed taints, and the cordon of a node taken out of the configuration, are left to you",
+        {
+          name: nodeName,
+        },
+      ),
+      optional: true,
+    },
     core("list", "pods", "pods of this node cannot be found", ownPods),
     core("watch", "pods", "pods of this node cannot be followed", ownPods),
     core("list", "services", "service environment variables are missing"),

@@ -1,6 +1,7 @@
 /** `vmlet run`: the agent, from its configuration file until a signal ends it. */
 import { Command } from "commander";
 import { Agent } from "../agent/agent.ts";
+import { ConfigFile } from "../agent/config-file.ts";
 import { ENVIRONMENT, loadConfig, type ConfigOverrides } from "../config/load.ts";
 import { createLogger, createLogSink, type LogFormat } from "../telemetry/logger.ts";
 import { systemClock } from "../util/clock.ts";
@@ -41,6 +42,7 @@ export function runCommand(): Command {
     const signal = AbortSignal.any([signalToStop(), fatal]);
     const creating = Agent.open({
       config,
+      file: new ConfigFile({ path, flags: overrides, config, clock: systemClock, logger }),
       createProvider: (provider, events) =>
         createProvider(provider, { clock: systemClock, random: systemRandom, logger, ...events }),
       clock: systemClock,

@@ -64,6 +64,16 @@ export function loadConfig(
   } catch (thrown) {
     throw new ConfigError(`cannot read the configuration file ${path}: ${toError(thrown).message}`, { cause: thrown });
   }
+  return parseLoaded(text, path, flags, environment);
+}
+
+/** What `loadConfig` makes of a file's text. @throws ConfigError */
+export function parseLoaded(
+  text: string,
+  path: string,
+  flags: ConfigOverrides,
+  environment: NodeJS.ProcessEnv = process.env,
+): AgentConfig {
   refuseMisspelt(environment);
   const overrides: ConfigOverrides = {};
   const origins: Origins = {};

@@ -258,7 +258,9 @@ export const nodeSchema = z.strictObject({
       });
     })
     .default([{ key: "virtual-kubelet.io/provider", value: "vmlet", effect: "NoSchedule" }])
-    .describe("Taints of the new Node. An existing Node keeps its own."),
+    .describe(
+      "Taints that the Node gets; it keeps those of others. A node may not change its own later: where the agent acts as one, an administrator has to.",
+    ),
   os: goName
     .optional()
     .describe("What the machines' programs are built for (GOOS), where the backend does not say. Default: linux."),

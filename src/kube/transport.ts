@@ -110,6 +110,11 @@ export class KubeTransport implements Kube {
       limit === false ? undefined : { default: bucket(), review: bucket(), event: bucket(), watch: bucket() };
   }
 
+  /** Another client-side limit from now on; without effect on a client that has none. */
+  changeRate(limit: { perSecond: number; burst: number }): void {
+    for (const bucket of Object.values(this.#buckets ?? {})) bucket.change(limit);
+  }
+
   /**
    * One request. Repeats it after 429 (any verb: the server refused before doing anything), after 503 with Retry-After
    * and after a connection that the server closed (both only where repeating is safe), and once with fresh credentials

@@ -19,6 +19,7 @@ import { Pulse } from "../util/pulse.ts";
 import type { Random } from "../util/random.ts";
 import type { CapacitySource } from "./capacity.ts";
 import { NodeLease } from "./lease.ts";
+import { NodeSpec } from "./node-spec.ts";
 import type { BackendHealth, BackendReport, NodeDescription, NodeSettings } from "./settings.ts";
 import {
   extendedNames,
@@ -89,11 +90,17 @@ export class NodeController {
   readonly #wake = new Pulse();
   #isRefreshDue = false;
   #lastSyncAt: number | undefined;
+  #isLeaving = false;
+  #isGone = false;
+  readonly #spec: NodeSpec;
 
   constructor(options: NodeControllerOptions) {
     this.#options = options;
     const { kube, clock, random, logger, settings, metrics } = options;
     this.store = new Store<Node>({ logger });
+    const warn = (reason: string, message: string) =>
+      options.events.event(this.#reference(), "Warning", reason, message);
+    this.#spec = new NodeSpec({ kube, logger, warn });
     this.#reflector = new Reflector<Node>({
       kube,
       path: nodesPath(),
@@ -120,7 +127,7 @@ export class NodeController {
         this.#uid = undefined;
         // A Node that was deleted comes back as long as its agent runs: a cloud's controller may have taken it for
         // lost.
-        logger.warn({}, "The Node was deleted and will be registered again");
+        if (!this.#isLeaving) logger.warn({}, "The Node was deleted and will be registered again");
         this.refresh();
       }
     });
@@ -139,6 +146,21 @@ export class NodeController {
   /** Monotonic time at which the status was last brought in order, in milliseconds. */
   get lastSyncAt(): number | undefined {
     return this.#lastSyncAt;
+  }
+
+  /** Whether the Node was seen to be no more after it was to leave. */
+  get isGone(): boolean {
+    return this.#isGone;
+  }
+
+  /**
+   * Whether the node was taken out of the configuration: then it takes no new pods, and when its Node is deleted it is
+   * not registered again.
+   */
+  set isLeaving(leaving: boolean) {
+    if (leaving === this.#isLeaving) return;
+    this.#isLeaving = leaving;
+    this.refresh();
   }
 
   /** Has the status computed at once: capacity or health have changed. */
@@ -199,7 +221,10 @@ export class NodeController {
   async #sync(signal: AbortSignal): Promise<void> {
     const { kube, settings, clock, random } = this.#options;
     const version = (this.#kubeletVersion ??= await this.#readVersion(signal));
-    const current = (await this.#read(signal)) ?? (await this.#register(version, signal));
+    const found = await this.#read(signal);
+    this.#isGone = this.#isLeaving && found === undefined;
+    if (this.#isGone) return;
+    const current = found ?? (await this.#register(version, signal));
     const foreign = foreignIdentity(current, settings);
     if (foreign !== undefined) {
       throw new ConfigError(
@@ -208,13 +233,14 @@ export class NodeController {
     }
     this.#uid = current.metadata?.uid;
     this.#claimed.resolve();
+    await this.#spec.write(current, settings, this.#isLeaving, signal);
 
     const observation = this.#observe(version);
     const status = nodeStatus(this.#description, current, observation, clock.now());
     const { patch, changed } = statusPatch(current, {
       status,
       labels: nodeLabels(this.#description, current),
-      annotations: nodeAnnotations(settings, observation.capacity),
+      annotations: nodeAnnotations(settings, observation.capacity, current),
     });
     const now = clock.monotonic();
     if (changed || now >= this.#reportDueAt) {

@@ -8,10 +8,13 @@ import { ALL_CAPABILITIES } from "../provider/capabilities.ts";
 import { Quantity } from "../resources/quantity.ts";
 import { rfc3339 } from "../util/clock.ts";
 import type { NodeCapacity } from "./capacity.ts";
+import { TAINTS_ANNOTATION, taintsRecord, wantedTaints } from "./node-spec.ts";
 import type { NodeDescription, NodeSettings, Platform } from "./settings.ts";
 
 /** Names the extended resources that we wrote into the status, so that we can tell them from other people's. */
 const OWNED_RESOURCES_ANNOTATION = "vmlet.dev/extended-resources";
+/** Names of the labels and annotations that the configuration gave the Node; what it gives no more is removed. */
+const OWNED_METADATA_ANNOTATIONS = { labels: "vmlet.dev/labels", annotations: "vmlet.dev/annotations" } as const;
 
 /** The kubelet's features that a control plane asks for by name (1.36), sorted as its validation wants them. */
 function declaredFeatures({ capabilities }: NodeDescription, existing: Node | undefined): string[] {
@@ -156,10 +159,20 @@ export function nodeLabels(settings: NodeDescription, existing: Node | undefined
   };
 }
 
-export function nodeAnnotations(settings: NodeSettings, capacity: NodeCapacity | undefined): Record<string, string> {
+export function nodeAnnotations(
+  settings: NodeSettings,
+  capacity: NodeCapacity | undefined,
+  existing?: Node,
+): Record<string, string> {
+  const { labels = {}, annotations = {}, taints } = settings;
+  // Where the Node's own differ, the record stays until they are written.
+  const isTainted = existing === undefined || wantedTaints(existing, taints) === undefined;
   return {
-    ...settings.annotations,
+    ...annotations,
     ...(capacity && { [OWNED_RESOURCES_ANNOTATION]: extendedNames(capacity.resources).join(",") }),
+    [OWNED_METADATA_ANNOTATIONS.labels]: Object.keys(labels).toSorted().join(","),
+    [OWNED_METADATA_ANNOTATIONS.annotations]: Object.keys(annotations).toSorted().join(","),
+    ...(isTainted && { [TAINTS_ANNOTATION]: taintsRecord(taints) }),
   };
 }
 
@@ -260,7 +273,7 @@ function sameText(before: string | undefined, amount: string): string {
 
 function capacityMap(existing: Node | undefined, { retired }: NodeObservation, wanted: ResourceMap): ResourceMap {
   const before: ResourceMap = existing?.status?.capacity ?? {};
-  const owned = new Set(ownedNames(existing));
+  const owned = new Set(namesIn(existing, OWNED_RESOURCES_ANNOTATION));
   const after: Record<string, string> = {};
   for (const [name, amount] of Object.entries(before)) {
     if (!owned.has(name) || name in wanted) after[name] = amount;
@@ -270,8 +283,8 @@ function capacityMap(existing: Node | undefined, { retired }: NodeObservation, w
   return after;
 }
 
-function ownedNames(node: Node | undefined): string[] {
-  return node?.metadata?.annotations?.[OWNED_RESOURCES_ANNOTATION]?.split(",").filter((name) => name !== "") ?? [];
+function namesIn(node: Node | undefined, annotation: string): string[] {
+  return node?.metadata?.annotations?.[annotation]?.split(",").filter((name) => name !== "") ?? [];
 }
 
 /** Names with a domain, as Kubernetes tells extended resources from its own. */
@@ -383,7 +396,8 @@ export function statusPatch(
   const conditions = changedConditions(before.conditions ?? [], status.conditions ?? []);
   const metadata: Record<string, unknown> = {};
   for (const field of ["labels", "annotations"] as const) {
-    const difference = metadataDifference(current.metadata?.[field] ?? {}, desired[field]);
+    const owned = namesIn(current, OWNED_METADATA_ANNOTATIONS[field]);
+    const difference = metadataDifference(current.metadata?.[field] ?? {}, desired[field], owned);
     if (difference) metadata[field] = difference;
   }
   const hasMetadata = Object.keys(metadata).length > 0;
@@ -433,8 +447,14 @@ function mapDifference(from: ResourceMap, to: ResourceMap): Record<string, strin
 }
 
 /** The same for metadata that others write too: removed is only what this agent alone writes and wants no more. */
-function metadataDifference(from: ResourceMap, to: ResourceMap): Record<string, string | null> | undefined {
-  const own = Object.entries(from).filter(([key]) => key in to || key.startsWith(CAPABILITY_LABEL_PREFIX));
+function metadataDifference(
+  from: ResourceMap,
+  to: ResourceMap,
+  owned: readonly string[],
+): Record<string, string | null> | undefined {
+  const own = Object.entries(from).filter(
+    ([key]) => key in to || key.startsWith(CAPABILITY_LABEL_PREFIX) || owned.includes(key),
+  );
   return mapDifference(Object.fromEntries(own), to);
 }
 

@@ -10,8 +10,8 @@ import type { Clock } from "../util/clock.ts";
  */
 export class TokenBucket {
   readonly #clock: Clock;
-  readonly #perSecond: number;
-  readonly #burst: number;
+  #perSecond: number;
+  #burst: number;
   readonly #stepMs: number;
   /** Negative while callers wait. */
   #tokens: number;
@@ -24,6 +24,14 @@ export class TokenBucket {
     this.#stepMs = options.stepMs ?? 0;
     this.#tokens = options.burst;
     this.#filledAt = options.clock.monotonic();
+  }
+
+  /** From now on; who waits already waits as long as it was to. */
+  change({ perSecond, burst }: { perSecond: number; burst: number }): void {
+    this.#refill();
+    this.#perSecond = perSecond;
+    this.#burst = burst;
+    this.#tokens = Math.min(this.#tokens, burst);
   }
 
   /** Takes a token if one is there. */

@@ -35,6 +35,10 @@ export class HealthChecks {
     this.#checks.set(name, check);
   }
 
+  remove(name: string): void {
+    this.#checks.delete(name);
+  }
+
   names(): string[] {
     return [...this.#checks.keys()];
   }

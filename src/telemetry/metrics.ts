@@ -65,12 +65,10 @@ export function createMetrics(options: MetricsOptions) {
     "kubelet_evictions",
     "Pods evicted by the node for lack of its resources: machines do not share any, so always 0.",
   ).set(0);
-  gauge(
-    "kubelet_node_config_error",
-    "1 when the node runs with a configuration it could not load: it refuses to start instead.",
-  ).set(0);
-
-  const beforeScrape: ((node: string | undefined) => void)[] = [];
+  const beforeScrape = new Set<(node: string | undefined) => void>();
+  const ofNodes = nodeMetrics(make);
+  const ofBackends = backendMetrics(make);
+  const queues = queueMetrics(make);
 
   return {
     registry,
@@ -79,9 +77,25 @@ export function createMetrics(options: MetricsOptions) {
      * Calls `update` before each rendering: for gauges that are cheaper to compute when asked than to keep current. It
      * is told whose kubelet is asked, undefined when the process is, and must not wait: another scrape may come
      * meanwhile.
+     *
+     * @returns ends that
      */
-    onScrape(update: (node: string | undefined) => void): void {
-      beforeScrape.push(update);
+    onScrape(update: (node: string | undefined) => void): () => void {
+      beforeScrape.add(update);
+      return () => void beforeScrape.delete(update);
+    },
+
+    /** A node that this process serves from now on. */
+    addNode(node: string): void {
+      nodeName.set({ node }, 1);
+    },
+
+    /** One that it serves no more: what was last known of it would be taken for its state. */
+    removeNode(node: string): void {
+      const { leaseLastRenew, nodeLeaving } = ofNodes;
+      const { backendUp, machinesMissing } = ofBackends;
+      for (const each of [nodeName, leaseLastRenew, nodeLeaving, backendUp, machinesMissing]) each.remove({ node });
+      for (const each of [queues.depth, queues.unfinishedWork, queues.longestRunning]) each.remove({ name: node });
     },
 
     /**
@@ -104,11 +118,12 @@ export function createMetrics(options: MetricsOptions) {
     },
 
     ...podMetrics(make),
-    ...backendMetrics(make),
+    ...ofBackends,
     ...kubeletMetrics(make),
     ...apiServerMetrics(make),
-    ...nodeMetrics(make),
-    workqueue: queueMetrics(make),
+    ...ofNodes,
+    ...configMetrics(make),
+    workqueue: queues,
   };
 }
 
@@ -361,6 +376,11 @@ function nodeMetrics({ counter, gauge, histogram }: Make) {
       "Version of the kubelet that the node reports. The value is always 1.",
       ["git_version"],
     ),
+    nodeLeaving: gauge(
+      "vmlet_node_leaving",
+      "1 when the node was taken out of the configuration and is served until nothing of it is left.",
+      ["node"],
+    ),
     nodeRegistrations: counter("vmlet_node_registrations_total", "Times that the Node object was created."),
     leaderElectionMaster: gauge("leader_election_master_status", "1 when this replica leads.", ["name"]),
     unhandledErrors: counter(
@@ -371,6 +391,28 @@ function nodeMetrics({ counter, gauge, histogram }: Make) {
     logLinesDropped: counter(
       "vmlet_log_lines_dropped_total",
       "Log lines that could not be written, because nobody read them or the disk was full.",
+    ),
+  };
+}
+
+/** Of the configuration file, which is read again when it changes; the first names are Prometheus' own. */
+function configMetrics({ gauge }: Make) {
+  return {
+    configReloadSuccessful: gauge(
+      "vmlet_config_last_reload_successful",
+      "1 when the configuration file as it is now could be used; else the one before stays in use.",
+    ),
+    configReloadSuccessTime: gauge(
+      "vmlet_config_last_reload_success_timestamp_seconds",
+      "Unix time at which a configuration was last taken.",
+    ),
+    configRestartRequired: gauge(
+      "vmlet_config_fields_awaiting_restart",
+      "Fields of the configuration file that differ from those in use and cannot change while the process runs.",
+    ),
+    nodeConfigError: gauge(
+      "kubelet_node_config_error",
+      "1 when the configuration file as it is now could not be used.",
     ),
   };
 }

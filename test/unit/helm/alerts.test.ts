@@ -293,6 +293,14 @@ const cases: Record<string, [fires: AlertCase, silent: AlertCase]> = {
     },
     { series: { 'vmlet_informer_skipped_total{instance="a",resource="pods"}': "1+0x90" }, at: "60m" },
   ],
+  VmletConfigNotTaken: [
+    { series: { 'vmlet_config_last_reload_successful{instance="a"}': "0+0x20" }, at: "6m", fires: { instance: "a" } },
+    { series: { 'vmlet_config_last_reload_successful{instance="a"}': "1+0x20" }, at: "6m" },
+  ],
+  VmletConfigAwaitsRestart: [
+    { series: { 'vmlet_config_fields_awaiting_restart{instance="a"}': "2+0x40" }, at: "16m", fires: { instance: "a" } },
+    { series: { 'vmlet_config_fields_awaiting_restart{instance="a"}': "0+0x40" }, at: "16m" },
+  ],
   VmletClockSkew: [
     { series: { 'vmlet_clock_skew_seconds{instance="a"}': "-11+0x20" }, at: "6m", fires: { instance: "a" } },
     { series: { 'vmlet_clock_skew_seconds{instance="a"}': "10+0x20" }, at: "6m" },

@@ -338,11 +338,21 @@ describe("the agent's configuration", () => {
     expect(secret.items.map((item: Json) => item.key)).toEqual(["token", "ca.crt"]);
   });
 
-  test("changes the pods when it changes", async () => {
-    const checksum = (objects: Json[]) =>
-      find(objects, "Deployment").spec.template.metadata.annotations["checksum/config"];
+  test("changes the pods when something changes that a running agent cannot", async () => {
     const [one, two] = await Promise.all([renderValues(minimal()), renderValues(minimal({ logLevel: "debug" }))]);
-    expect(checksum(one)).not.toBe(checksum(two));
+    expect(find(one, "Deployment").spec.template).not.toEqual(find(two, "Deployment").spec.template);
+  });
+
+  test("leaves the pods alone when a node is added or changes: the agent reads it again", async () => {
+    const [first] = minimal()["nodes"] as Json[];
+    const other = { ...first, labels: { zone: "2" }, capacity: { cpu: "1" } };
+    const added = { ...first, name: "burst-9" };
+    const [one, two] = await Promise.all([
+      renderValues(minimal()),
+      renderValues(minimal({ nodes: [other, added], api: { qps: 7, burst: 9 } })),
+    ]);
+    expect(find(two, "Deployment").spec.template).toEqual(find(one, "Deployment").spec.template);
+    expect(configOf(two).nodes).toHaveLength(2);
   });
 
   test("is found at the pod's address unless the values name one", () => {
