@@ -62,12 +62,24 @@ export async function assemble(folder: string): Promise<void> {
   await normalise(folder, Number(process.env["SOURCE_DATE_EPOCH"] ?? 0));
 }
 
-/** Places in node_modules of the packages that package-lock.json has for production, on this platform. */
-async function runtimePackages(): Promise<string[]> {
-  const lock = JSON.parse(await readFile(join(repository, "package-lock.json"), "utf8")) as {
+/** Places in node_modules of the packages that package-lock.json has for production, on any platform. */
+export async function portablePackages(): Promise<string[]> {
+  const { packages } = await readLock();
+  return Object.entries(packages).flatMap(([place, { dev, devOptional, optional, os, cpu }]) =>
+    place === "" || dev || devOptional || (optional && (os ?? cpu)) ? [] : [place],
+  );
+}
+
+async function readLock(): Promise<{ packages: Record<string, LockedPackage> }> {
+  return JSON.parse(await readFile(join(repository, "package-lock.json"), "utf8")) as {
     packages: Record<string, LockedPackage>;
   };
-  return Object.entries(lock.packages).flatMap(([place, entry]) => {
+}
+
+/** The same for production on this platform, in a cluster. */
+async function runtimePackages(): Promise<string[]> {
+  const { packages } = await readLock();
+  return Object.entries(packages).flatMap(([place, entry]) => {
     const isNode = /^node_modules\/node-(linux|bin)/.test(place);
     const isForADesk = PACKAGES_FOR_A_DESK.includes(place);
     return isForADesk || place === "" || entry.dev || entry.devOptional || isNode || !fits(entry) ? [] : [place];
@@ -78,7 +90,7 @@ function fits({ os, cpu, libc }: LockedPackage): boolean {
   return (os?.includes("linux") ?? true) && (cpu?.includes(process.arch) ?? true) && (libc?.includes("glibc") ?? true);
 }
 
-async function copyPackage(place: string, app: string): Promise<void> {
+export async function copyPackage(place: string, app: string): Promise<void> {
   const source = join(repository, place);
   try {
     await stat(source);
@@ -93,7 +105,7 @@ async function copyPackage(place: string, app: string): Promise<void> {
 }
 
 /** Without scripts and development dependencies: nothing is installed there. */
-async function copyPackageJson(app: string): Promise<void> {
+export async function copyPackageJson(app: string): Promise<void> {
   const { name, version, license, type, dependencies } = JSON.parse(
     await readFile(join(repository, "package.json"), "utf8"),
   ) as Record<string, unknown>;
@@ -103,11 +115,11 @@ async function copyPackageJson(app: string): Promise<void> {
   );
 }
 
-async function removeIdle(folder: string): Promise<void> {
+export async function removeIdle(folder: string): Promise<void> {
   for (const file of await filesOf(folder)) if (file.endsWith(".d.ts")) await rm(join(folder, file));
 }
 
-async function copy(from: string, to: string): Promise<void> {
+export async function copy(from: string, to: string): Promise<void> {
   await mkdir(dirname(to), { recursive: true });
   await copyFile(from, to);
 }
