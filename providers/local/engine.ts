@@ -47,7 +47,7 @@ export interface HostProblem {
 
 export interface Engine {
   readonly name: EngineName;
-  /** Exactly what is true of this engine on this host; valid after `check`. */
+  /** Exactly what is true of this engine on this host; valid after `sweep`. */
   readonly capabilities: readonly Capability[];
   /** Images, when the engine has them (capability `images`). Without, `ContainerLaunch.image` is undefined. */
   readonly images?: ImageStore;

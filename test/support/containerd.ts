@@ -2,22 +2,44 @@
 import { mkdirSync, symlinkSync } from "node:fs";
 import { join } from "node:path";
 import { OwnContainerd } from "../../providers/local/engines/cri/own-containerd.ts";
-import { buildContainerd, buildContainerdShim } from "../e2e/harness/build.ts";
+import { buildContainerd, buildContainerdShim, buildRunc } from "../e2e/harness/build.ts";
 import { cached } from "../e2e/harness/cache.ts";
 
 /** Why tests with a containerd of their own cannot run here; undefined when they can. */
 export async function missingForContainerd(): Promise<string | undefined> {
   try {
     const programs = { containerd: await buildContainerd(), "containerd-shim-runc-v2": await buildContainerdShim() };
-    const names = Object.values(programs).map((path) => path.slice(-16));
-    const folder = await cached(`containerd-bin-${names.join("-")}`, async (temporary) => {
-      mkdirSync(temporary);
-      for (const [name, path] of Object.entries(programs)) symlinkSync(path, join(temporary, name));
-    });
-    process.env["PATH"] = `${folder}:${process.env["PATH"] ?? ""}`;
+    await putOnPath({ ...programs, ...(await newestRunc()) });
   } catch (thrown) {
     return `containerd, which cannot be built: ${String(thrown)}`;
   }
   const problems = OwnContainerd.check();
   return problems.length === 0 ? undefined : problems.map(({ problem }) => problem).join(", ");
+}
+
+/** Why there is no runc newer than the host's, for tests that need one; undefined when there is. */
+export async function missingForRunc(): Promise<string | undefined> {
+  return await buildRunc().then(
+    () => undefined,
+    (thrown: unknown) => `runc 1.3, which cannot be built: ${String(thrown)}`,
+  );
+}
+
+/** Without it the host's own has to do, which may have no user namespaces. */
+async function newestRunc(): Promise<{ runc?: string }> {
+  try {
+    return { runc: await buildRunc() };
+  } catch {
+    return {};
+  }
+}
+
+/** @param programs by the names that they are to have there */
+async function putOnPath(programs: Readonly<Record<string, string>>): Promise<void> {
+  const names = Object.values(programs).map((path) => path.slice(-16));
+  const folder = await cached(`containerd-bin-${names.join("-")}`, async (temporary) => {
+    mkdirSync(temporary);
+    for (const [name, path] of Object.entries(programs)) symlinkSync(path, join(temporary, name));
+  });
+  process.env["PATH"] = `${folder}:${process.env["PATH"] ?? ""}`;
 }

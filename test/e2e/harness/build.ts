@@ -11,6 +11,8 @@ export const virtualKubeletModule = join(import.meta.dirname, "../virtual-kubele
 export const kubernetesModule = join(import.meta.dirname, "../kubernetes");
 export const corednsModule = join(import.meta.dirname, "../coredns");
 export const containerdModule = join(import.meta.dirname, "../containerd");
+export const runcModule = join(import.meta.dirname, "../runc");
+export const gvisorModule = join(import.meta.dirname, "../gvisor");
 
 /**
  * One binary that is etcd, kube-apiserver, kube-controller-manager or kube-scheduler, by its first argument. About seven
@@ -144,6 +146,40 @@ function buildContainerdProgram(name: string): Promise<string> {
   });
 }
 
+/**
+ * runc, newer than Debian's, which has no user namespaces for volumes. It needs a C compiler, pkg-config and the headers
+ * of libseccomp, by which it filters system calls.
+ */
+export function buildRunc(): Promise<string> {
+  return buildGo({
+    name: "runc",
+    module: runcModule,
+    sources: [],
+    args: ["build", "-trimpath", "-tags", "seccomp", "-ldflags", "-s -w -X main.version=1.3.3"],
+    target: "github.com/opencontainers/runc",
+    cgo: true,
+  });
+}
+
+/** gVisor's runtime, and its shim for containerd: containers whose kernel is a program of this host. */
+export function buildRunsc(): Promise<string> {
+  return buildGvisor("runsc", "runsc");
+}
+
+export function buildRunscShim(): Promise<string> {
+  return buildGvisor("containerd-shim-runsc-v1", "shim");
+}
+
+function buildGvisor(name: string, folder: string): Promise<string> {
+  return buildGo({
+    name,
+    module: gvisorModule,
+    sources: [],
+    args: ["build", "-trimpath", "-ldflags", "-s -w"],
+    target: `gvisor.dev/gvisor/${folder}`,
+  });
+}
+
 /** A file of the source of Kubernetes, which is in the module cache once anything of it was built. */
 export async function kubernetesSource(path: string): Promise<string> {
   const { stdout } = await runCommand("go", ["list", "-m", "-f", "{{.Dir}}", "k8s.io/kubernetes"], {
@@ -173,6 +209,8 @@ interface GoProgram {
   sources: readonly string[];
   args: readonly string[];
   target: string;
+  /** It has parts in C. */
+  cgo?: boolean | undefined;
 }
 
 async function buildGo(program: GoProgram): Promise<string> {
@@ -180,7 +218,10 @@ async function buildGo(program: GoProgram): Promise<string> {
   const key = cacheKey([...(await Promise.all(files)), await goVersion(), program.args.join(" "), program.target]);
   return cached(`${program.name}-${key}`, async (temporary) => {
     const [verb = "build", ...args] = program.args;
-    await runCommand("go", [verb, ...args, "-o", temporary, program.target], { cwd: program.module, env: goEnv() });
+    await runCommand("go", [verb, ...args, "-o", temporary, program.target], {
+      cwd: program.module,
+      env: goEnv(program),
+    });
   });
 }
 
@@ -189,8 +230,8 @@ async function goVersion(): Promise<string> {
   return (await runCommand("go", ["version"])).stdout.trim();
 }
 
-function goEnv(): NodeJS.ProcessEnv {
-  return { ...process.env, CGO_ENABLED: "0" };
+function goEnv({ cgo = false }: Pick<GoProgram, "cgo"> = {}): NodeJS.ProcessEnv {
+  return { ...process.env, CGO_ENABLED: cgo ? "1" : "0" };
 }
 
 if (process.argv[1] !== undefined && basename(process.argv[1]) === "build.ts") {
@@ -207,6 +248,9 @@ if (process.argv[1] !== undefined && basename(process.argv[1]) === "build.ts") {
     coredns: buildCoreDns,
     containerd: buildContainerd,
     "containerd-shim": buildContainerdShim,
+    runc: buildRunc,
+    runsc: buildRunsc,
+    "runsc-shim": buildRunscShim,
   };
   for (const name of process.argv.slice(2)) {
     const build = builds[name];

@@ -20,6 +20,7 @@ import {
   NamespaceMode,
   SecurityProfile_ProfileType,
   Signal,
+  type UserNamespace,
 } from "./api.gen.js";
 
 interface ContainerSurroundings {
@@ -31,6 +32,8 @@ interface ContainerSurroundings {
   memoryBytes: number;
   /** The runtime's id of the container whose processes it is to see. */
   targetId: string | undefined;
+  /** Of the sandbox, when they are not the host's. */
+  users: UserNamespace | undefined;
 }
 
 export function criResources(
@@ -53,7 +56,7 @@ export function criResources(
 
 /** @throws ContainerError for a user that a kubelet refuses, or a capability that Linux does not have */
 export function criSecurity(spec: ContainerSpec, surroundings: ContainerSurroundings): LinuxContainerSecurityContext {
-  const { machine, targetId } = surroundings;
+  const { machine, targetId, users } = surroundings;
   const security = spec.security ?? {};
   const privileged = security.privileged === true;
   const unmasked = privileged || security.unmasked_proc === true;
@@ -75,18 +78,22 @@ export function criSecurity(spec: ContainerSpec, surroundings: ContainerSurround
     },
     maskedPaths: unmasked ? [] : [...MASKED_PATHS],
     readonlyPaths: unmasked ? [] : [...READONLY_PATHS],
-    namespaceOptions: namespaces(machine, targetId),
+    namespaceOptions: namespaces(machine, { targetId, users }),
   });
 }
 
 /** The namespaces that a machine's containers share, and those that each has of its own. */
-export function namespaces(machine: MachineSpec, targetId?: string) {
+export function namespaces(
+  machine: MachineSpec,
+  { targetId, users }: { targetId?: string | undefined; users: UserNamespace | undefined },
+) {
   const shared = machine.security?.share_process_namespace === true;
   return {
     network: NamespaceMode.POD,
     ipc: NamespaceMode.POD,
     pid: shared ? NamespaceMode.POD : targetId === undefined ? NamespaceMode.CONTAINER : NamespaceMode.TARGET,
     ...(shared || targetId === undefined ? {} : { targetId }),
+    ...(users === undefined ? {} : { usernsOptions: users }),
   };
 }
 

@@ -2,6 +2,7 @@ import type { Clock, Logger, SharedPlaces } from "../../../../src/provider/kit/i
 import type { HostNetwork } from "../../network/network.ts";
 import type { CriClient } from "./client.ts";
 import type { RuntimeContainers } from "./containers.ts";
+import type { MachineUsers } from "./machine-users.ts";
 import type { OwnContainerd } from "./own-containerd.ts";
 
 /** What every sandbox of this engine works with. */
@@ -12,6 +13,7 @@ export interface CriContext {
   /** The runtime that `client` speaks to, when it is our own. */
   own: OwnContainerd | undefined;
   containers: RuntimeContainers;
+  users: MachineUsers;
   /** The bridge of a runtime of our own; undefined where the runtime's network is another's. */
   network: HostNetwork | undefined;
   /** Value of the backend's label. */

@@ -3,7 +3,7 @@
  * host's, on the network that CNI gives it, or a containerd of our own on a bridge of ours. The runtime keeps images,
  * logs and exit codes; the supervisor decides.
  *
- * What it cannot do yet: user namespaces, a runtime's other handlers (Kata, gVisor), CDI devices, a runtime whose
+ * What it cannot do yet: a runtime's other handlers (Kata, gVisor), CDI devices, a runtime whose
  * control groups are systemd's. A stop signal of a container's own is sent to its
  * process: containerd 2.2 sends the image's, whatever it is told.
  */
@@ -16,7 +16,6 @@ import {
   type Logger,
   type MachineSpec,
   type ProviderCapacity,
-  ProviderError,
   type ResourceAmounts,
   SharedPlaces,
 } from "../../../../src/provider/kit/index.ts";
@@ -45,7 +44,7 @@ import {
 import { checkForwarding } from "../../network/forward-policy.ts";
 import { parseSubnet } from "../../network/ipam.ts";
 import { CRI_CAPABILITIES } from "../capabilities.ts";
-import { CgroupDriver } from "./api.gen.js";
+import { CgroupDriver, type RuntimeHandler } from "./api.gen.js";
 import { CriClient, isUnimplemented, runtimeMessage } from "./client.ts";
 import { RuntimeContainers } from "./containers.ts";
 import type { CriContext } from "./context.ts";
@@ -53,6 +52,7 @@ import { CriImages } from "./images.ts";
 import type { PullLimits } from "../../images/pull-limits.ts";
 import { LABEL_BACKEND, LABEL_MACHINE } from "./labels.ts";
 import type { LogLimits } from "./logs.ts";
+import { checkMachineUsers, MachineUsers } from "./machine-users.ts";
 import { OwnContainerd } from "./own-containerd.ts";
 import { openSandbox, recoverSandbox, removeSandbox, removeSandboxes } from "./sandbox.ts";
 
@@ -88,7 +88,6 @@ const CHECK_MS = 5_000;
 
 export class CriEngine implements Engine {
   readonly name = "cri";
-  readonly capabilities: readonly Capability[];
   readonly images: CriImages;
   readonly keeper: RuntimeContainers;
   /** containerd's shim. */
@@ -100,6 +99,8 @@ export class CriEngine implements Engine {
   readonly #context: CriContext;
   readonly #closed = new AbortController();
   #cancelCollect: (() => void) | undefined;
+  /** By the runtime's word: before that, machines are refused what may not be there. */
+  #handlers: readonly RuntimeHandler[] = [];
   /** This is the backend, not one who asks whether there could be one. */
   #isOpen = false;
 
@@ -151,13 +152,22 @@ export class CriEngine implements Engine {
       client,
       own: this.#own,
       containers: this.keeper,
+      users: new MachineUsers(backend),
       network: this.#own && new HostNetwork({ dir: join(stateDir, "network"), ...network }),
       backend,
       cgroupRoot: `/vmlet-${backend}`,
       pidsLimit: options.pidsLimit ?? DEFAULT_PIDS_LIMIT,
       diskWalks: new SharedPlaces(DISK_WALKS),
     };
-    this.capabilities = [...CRI_CAPABILITIES, ...(this.#policy.allowPrivileged ? (["privileged"] as const) : [])];
+  }
+
+  get capabilities(): readonly Capability[] {
+    const byDefault = this.#handlers.find(({ name }) => name === "");
+    return [
+      ...CRI_CAPABILITIES,
+      ...(this.#policy.allowPrivileged ? (["privileged"] as const) : []),
+      ...(byDefault?.features?.userNamespaces === true ? (["user_namespace"] as const) : []),
+    ];
   }
 
   async check(): Promise<HostProblem[]> {
@@ -169,7 +179,7 @@ export class CriEngine implements Engine {
           cure: "run the backend on Linux, or use the process engine",
         },
       ];
-    const surroundings = [...(await checkCgroups()), ...(await checkResolvConf())];
+    const surroundings = [...(await checkCgroups()), ...(await checkResolvConf()), ...checkMachineUsers()];
     if (this.#own === undefined) return [...(await this.#checkRuntime()), ...surroundings];
     const forwarding = await checkForwarding(this.#options.network?.bridge ?? DEFAULT_BRIDGE);
     return [...OwnContainerd.check(), ...HostNetwork.check("namespace"), ...surroundings, ...forwarding];
@@ -246,24 +256,19 @@ export class CriEngine implements Engine {
   }
 
   validate(spec: MachineSpec): void {
-    if (spec.security?.host_users === false)
-      throw new ProviderError(
-        "unsupported",
-        "engine cri has no user namespaces of machines yet: run this pod on the engine vm",
-        { field: "security.host_users" },
-      );
     requireContained(spec, this.#policy);
     const { network, reservedPorts } = this.#options;
     requireHostPorts(spec, { allowed: network?.hostPorts ?? DEFAULT_HOST_PORTS, reserved: reservedPorts ?? [] });
   }
 
   async sweep(known: ReadonlySet<string>): Promise<void> {
-    const { network, cgroupRoot } = this.#context;
+    const { network, cgroupRoot, users } = this.#context;
     await network?.claim();
     network?.lookAfter(this.#options.clock, this.#options.logger);
     this.#isOpen = true;
     await network?.ensure();
     await this.#own?.start(this.#closed.signal);
+    this.#handlers = (await this.#client.runtime.status({}, this.#client.within())).runtimeHandlers;
     this.keeper.open();
     this.#collectLater();
     const filter = { labelSelector: { [LABEL_BACKEND]: this.#context.backend } };
@@ -275,6 +280,7 @@ export class CriEngine implements Engine {
       await new Cgroup(join(cgroupRoot, machineHash(machine))).remove();
     }
     await network?.sweep(known);
+    await users.sweep(known);
     const machines = new Cgroup(cgroupRoot);
     const { cpu_millis, memory_bytes } = machinesShare(this.#options.capacity, undefined, this.#options.systemReserved);
     await machines.limit({ memory_bytes, pids: allMachinesPids() });
@@ -290,11 +296,12 @@ export class CriEngine implements Engine {
   }
 
   async destroy({ id, dir }: MachineHome, { keepVolumes = false } = {}): Promise<void> {
-    const { network, cgroupRoot, clock } = this.#context;
+    const { network, cgroupRoot, clock, users } = this.#context;
     await removeSandboxes(this.#context, id);
     const cgroup = new Cgroup(join(cgroupRoot, machineHash(id)));
     await cgroup.kill(clock);
     await cgroup.remove();
+    await users.release(id);
     await Promise.all([unmountBelow(dir), network?.detach(id)]);
     if (!keepVolumes) return await removeTree(dir);
     for (const name of await readdir(dir).catch(() => [])) if (name !== "volumes") await removeTree(join(dir, name));

@@ -14,7 +14,7 @@
  */
 import { type ChildProcess, spawn } from "node:child_process";
 import { closeSync, existsSync, openSync } from "node:fs";
-import { mkdir, readdir, readFile, rm, writeFile } from "node:fs/promises";
+import { chmod, mkdir, readdir, readFile, rm, writeFile } from "node:fs/promises";
 import { dirname, join } from "node:path";
 import { type Clock, toError } from "../../../../src/provider/kit/index.ts";
 import type { HostProblem } from "../../engine.ts";
@@ -298,6 +298,9 @@ export class OwnContainerd {
     for (const folder of ["cni", "cni-leases", "registries"]) {
       await mkdir(join(dir, folder), { recursive: true, mode: 0o700 });
     }
+    // The root of a machine with users of its own goes through it to its containers' file systems, and may not list it.
+    await mkdir(this.#runDir, { recursive: true, mode: 0o711 });
+    await chmod(this.#runDir, 0o711);
     await mkdir(join(this.#runDir, "exits"), { recursive: true, mode: 0o700 });
     await rm(join(dir, "registries"), { recursive: true, force: true });
     await this.pullFrom(this.#registryUrl);

@@ -54,19 +54,18 @@ import {
   type PodSandbox,
   type PodSandboxStats,
   PodSandboxState,
-  Protocol,
-  SecurityProfile_ProfileType,
+  type UserNamespace,
 } from "./api.gen.js";
 import { isCut, isLate, isNotFound, runtimeMessage, unavailable, unlessGone } from "./client.ts";
-import { criResources, criSecurity, imageMount, namespaces, stopSignal } from "./container-config.ts";
+import { criResources, criSecurity, imageMount, stopSignal } from "./container-config.ts";
 import type { CriContext } from "./context.ts";
-import { LABEL_BACKEND, LABEL_CONTAINER, LABEL_INSTANCE, LABEL_MACHINE } from "./labels.ts";
+import { LABEL_CONTAINER, LABEL_INSTANCE } from "./labels.ts";
 import { LOG_LINK, prepareLog } from "./logs.ts";
+import { usersOf } from "./machine-users.ts";
+import { machineLabels, sandboxConfig } from "./sandbox-config.ts";
 import { interfacesOf, isRunning, networkNamespace, sandboxInfo } from "./sandbox-info.ts";
 import { commandStreams } from "./streams.ts";
 
-/** Of all sandboxes: other users of the runtime see whose they are. */
-const NAMESPACE = "vmlet";
 /** The runtime waits so long before it kills by itself: never, for it is we who decide that. */
 const NEVER_KILL_S = 10n * 365n * 24n * 3600n;
 /** By then a signal has been sent; what is waited for after that is the container's end. */
@@ -76,12 +75,6 @@ const KILL_MS = 30_000;
 /** A container that was killed and has not ended by then waits for a session that does not read. */
 const HELD_BACK_MS = 1_000;
 const QUICK_CALL_MS = 10_000;
-const PROTOCOLS = { tcp: Protocol.TCP, udp: Protocol.UDP, sctp: Protocol.SCTP };
-
-/** The labels of all that belongs to a machine. */
-function machineLabels({ backend }: Pick<CriContext, "backend">, id: string): Record<string, string> {
-  return { [LABEL_BACKEND]: backend, [LABEL_MACHINE]: id };
-}
 
 export async function openSandbox(context: CriContext, home: MachineHome, signal: AbortSignal): Promise<CriSandbox> {
   const { client, cgroupRoot, pidsLimit, network } = context;
@@ -91,7 +84,8 @@ export async function openSandbox(context: CriContext, home: MachineHome, signal
   await mkdir(etc, { recursive: true, mode: 0o755 });
   await network?.ensure();
   await new Cgroup(join(cgroupRoot, machineHash(id))).limit({ ...sharedLimits(spec), pids: pidsLimit });
-  const config = sandboxConfig(context, home);
+  const users = spec.security?.host_users === false ? await context.users.take(id) : undefined;
+  const config = sandboxConfig(context, home, users);
   const [{ podSandboxId }] = await together([
     client.runtime.runPodSandbox({ config }, client.within(undefined, signal)),
     makeVolumes(home),
@@ -110,7 +104,7 @@ export async function openSandbox(context: CriContext, home: MachineHome, signal
     await network.openHostPorts(id, containerPorts(spec));
   };
   await together([attach(), makeEtc(etc, spec, { hostname: kernelHostname(spec, id), address })]);
-  return new CriSandbox(context, home, podSandboxId, addresses);
+  return new CriSandbox(context, home, podSandboxId, { addresses, users });
 }
 
 /** All of it to its end, also when some of it fails: what is made late could not be cleared away. */
@@ -141,7 +135,9 @@ export async function recoverSandbox(context: CriContext, home: MachineHome): Pr
       );
   }
   await containers.learn(home.id);
-  return new CriSandbox(context, home, item.id, addresses);
+  const users = usersOf(status);
+  if (users !== undefined) await context.users.hold(home.id, users);
+  return new CriSandbox(context, home, item.id, { addresses, users });
 }
 
 async function firstRunning({ client }: Pick<CriContext, "client">, items: readonly PodSandbox[]) {
@@ -168,45 +164,13 @@ export async function removeSandbox(
   await own?.endShim(podSandboxId);
 }
 
-/** The same for the same machine, each time. */
-function sandboxConfig(context: CriContext, { id, spec, dir }: MachineHome) {
-  const { cgroupRoot, network } = context;
-  return {
-    metadata: { name: id, uid: id, namespace: NAMESPACE, attempt: 0 },
-    hostname: kernelHostname(spec, id),
-    logDirectory: dirname(dir),
-    labels: machineLabels(context, id),
-    ...(spec.dns === undefined
-      ? {}
-      : { dnsConfig: { servers: spec.dns.nameservers, searches: spec.dns.searches, options: spec.dns.options } }),
-    // On a bridge of ours host ports are ours as well.
-    portMappings:
-      network !== undefined
-        ? []
-        : containerPorts(spec).flatMap(({ protocol, port, host_port, host_ip }) =>
-            host_port === undefined
-              ? []
-              : [{ protocol: PROTOCOLS[protocol], containerPort: port, hostPort: host_port, hostIp: host_ip ?? "" }],
-          ),
-    linux: {
-      cgroupParent: join(cgroupRoot, machineHash(id)),
-      sysctls: Object.fromEntries((spec.security?.sysctls ?? []).map(({ name, value }) => [name, value])),
-      securityContext: {
-        // The runtime admits privileged containers to such a sandbox only.
-        privileged: containersOf(spec).some((container) => container.spec.security?.privileged === true),
-        namespaceOptions: namespaces(spec),
-        seccomp: { profileType: SecurityProfile_ProfileType.RuntimeDefault },
-      },
-    },
-  };
-}
-
 class CriSandbox implements Sandbox {
   readonly addresses: readonly string[];
   readonly lost: Promise<SandboxLoss>;
   readonly #context: CriContext;
   readonly #home: MachineHome;
   readonly #id: string;
+  readonly #users: UserNamespace | undefined;
   readonly #meter: TreeMeter;
   readonly #resolveLost: (loss: SandboxLoss) => void;
   readonly #unwatch: () => void;
@@ -215,10 +179,16 @@ class CriSandbox implements Sandbox {
   /** From the first connection to its loopback on. */
   #relay: Promise<LoopbackRelay> | undefined;
 
-  constructor(context: CriContext, home: MachineHome, id: string, addresses: readonly string[]) {
+  constructor(
+    context: CriContext,
+    home: MachineHome,
+    id: string,
+    { addresses, users }: { addresses: readonly string[]; users: UserNamespace | undefined },
+  ) {
     this.#context = context;
     this.#home = home;
     this.#id = id;
+    this.#users = users;
     this.addresses = addresses;
     this.#meter = new TreeMeter(context.clock, context.diskWalks, tenantOf(home.spec.labels));
     const { promise, resolve } = Promise.withResolvers<SandboxLoss>();
@@ -238,6 +208,7 @@ class CriSandbox implements Sandbox {
       machineId: this.#home.id,
       image: image.config,
       targetId: launch.target === undefined ? undefined : await containers.find(launch.target),
+      users: this.#users,
     });
     await prepareLog(dir);
     const config: MessageInitShape<typeof ContainerConfigSchema> = {
@@ -261,7 +232,8 @@ class CriSandbox implements Sandbox {
       linux: { resources: criResources(spec, this.#host), securityContext: security },
     };
     try {
-      const request = { podSandboxId: this.#id, config, sandboxConfig: sandboxConfig(this.#context, this.#home) };
+      const sandbox = sandboxConfig(this.#context, this.#home, this.#users);
+      const request = { podSandboxId: this.#id, config, sandboxConfig: sandbox };
       const { containerId } = await client.runtime.createContainer(request, client.within(undefined, this.#signal));
       containers.made(launch, containerId);
       const user = (await containers.status(containerId))?.user?.linux;
@@ -555,10 +527,13 @@ class CriSandbox implements Sandbox {
     }
     // What the pod mounts at the same place replaces what we would.
     const at = (path = "") => join("/", path, ".");
-    return mounts.filter(
+    const shown = mounts.filter(
       ({ containerPath }, index) =>
         !mounts.some((later, other) => other > index && at(later.containerPath) === at(containerPath)),
     );
+    const { uids, gids } = this.#users ?? { uids: [], gids: [] };
+    // An image's is an overlay, which no kernel can map: its files are nobody's there, and readable as for anybody.
+    return shown.map((mount) => ("image" in mount ? mount : { ...mount, uidMappings: uids, gidMappings: gids }));
   }
 
   get #host() {
