@@ -5,6 +5,7 @@
 import { mkdtemp, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { inspect } from "node:util";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { must, waitFor } from "../e2e/harness/wait.ts";
 import { seeded } from "../simulation/seeded.ts";
@@ -34,6 +35,7 @@ else
     let port: number;
     let host: EmulatedHost | undefined;
     let workload: Workload;
+    let cutsOfDisk = 0;
 
     beforeAll(async () => {
       dir = await mkdtemp(join(tmpdir(), "vmlet-powercut-images-"));
@@ -80,12 +82,14 @@ else
     }
 
     async function cutOnce(number: number): Promise<void> {
-      if (number % CUTS_PER_DISK === 0 || host === undefined) {
+      if (cutsOfDisk === CUTS_PER_DISK || host === undefined) {
         await host?.close();
+        cutsOfDisk = 0;
         host = await EmulatedHost.make(images, registry.host);
         workload = new Workload(`${insideName(registry.host)}/busybox`, port);
         await host.boot();
       }
+      cutsOfDisk++;
       const { disk } = host;
       const cut = Promise.withResolvers<void>();
       disk.cutAfter(1 + Math.floor(random() ** 2 * OPERATIONS), cut.resolve);
@@ -114,7 +118,17 @@ else
       test(
         `cut ${number + 1}: after the next boot every acknowledged machine is as it should be`,
         { timeout: 900_000 },
-        () => cutOnce(number),
+        async () => {
+          try {
+            await cutOnce(number);
+          } catch (thrown) {
+            // At once, for others may follow for hours; and these have nothing to do with what this one has left.
+            console.error(`cut ${number + 1}: ${inspect(thrown)}\n${(await host?.console()) ?? ""}`);
+            await host?.close();
+            host = undefined;
+            throw thrown;
+          }
+        },
       );
 
     test("nothing is left when all machines are deleted", { timeout: 600_000 }, async () => {

@@ -1,6 +1,7 @@
 /**
  * Machines created and deleted in bursts, on each engine: nothing of them may be left. `SOAK_PROCESS`, `SOAK_OCI`,
- * `SOAK_CRI` and `SOAK_VM` set the number of machines (default 200; emulated VMs take more than a second each).
+ * `SOAK_CRI` and `SOAK_VM` set the number of machines (default 200; emulated VMs take more than a second each),
+ * `SOAK_BURST` how many there are at a time; what the first burst takes of the host while it runs is printed.
  */
 import { mkdtempSync, readdirSync, readFileSync, rmSync, statSync } from "node:fs";
 import { tmpdir } from "node:os";
@@ -29,13 +30,14 @@ interface Subject {
   burst: number;
 }
 
+const burstOf = (usual: number) => Number(process.env["SOAK_BURST"] ?? usual);
 const machines = (variable: string) => Number(process.env[variable] ?? 200);
 
 const subjects: Subject[] = [
-  { name: "process", machines: machines("SOAK_PROCESS"), burst: 10 },
-  { name: "oci", machines: machines("SOAK_OCI"), burst: 10 },
-  { name: "cri", machines: machines("SOAK_CRI"), burst: 10 },
-  { name: "vm", machines: machines("SOAK_VM"), burst: 2 },
+  { name: "process", machines: machines("SOAK_PROCESS"), burst: burstOf(10) },
+  { name: "oci", machines: machines("SOAK_OCI"), burst: burstOf(10) },
+  { name: "cri", machines: machines("SOAK_CRI"), burst: burstOf(10) },
+  { name: "vm", machines: machines("SOAK_VM"), burst: burstOf(2) },
 ];
 
 function create(name: Subject["name"], options: ContainerEngineOptions): Engine {
@@ -61,6 +63,25 @@ async function traces(marks: readonly string[]): Promise<string[]> {
     ...cgroups("/sys/fs/cgroup").map((path) => `control group ${path}`),
   ];
   return all.filter((line) => marks.some((mark) => line.includes(mark)));
+}
+
+/** Of what is left of this host while machines run: memory in MiB, of all their processes and of this one. */
+function figures(running: readonly string[], stateDir: string) {
+  const pids = running.flatMap((line) => /^process +(\d+) /.exec(line)?.[1] ?? []);
+  const pss = (pid: string) => {
+    try {
+      return Number(/^Pss: +(\d+)/m.exec(readFileSync(`/proc/${pid}/smaps_rollup`, "latin1"))?.[1] ?? 0) / 1024;
+    } catch {
+      return 0; // it has ended
+    }
+  };
+  return {
+    processes: pids.length,
+    processesMib: Math.round(pids.map(pss).reduce((sum, mib) => sum + mib, 0)),
+    backendMib: Math.round(process.memoryUsage.rss() / 2 ** 20),
+    backendDescriptors: readdirSync("/proc/self/fd").length,
+    files: files(stateDir).length,
+  };
 }
 
 function cgroups(root: string, depth = 3): string[] {
@@ -134,7 +155,8 @@ for (const subject of subjects) {
     });
 
     test(`${subject.machines} machines in bursts of ${subject.burst} leave nothing`, async () => {
-      const burst = async () => {
+      const burst = async (look = async () => {}) => {
+        const begun = performance.now();
         const made = await Promise.all(
           Array.from({ length: subject.burst }, () =>
             bench.create({
@@ -149,11 +171,12 @@ for (const subject of subjects) {
         );
         // Some are deleted while they start.
         await Promise.all(made.filter((_, index) => index % 4 !== 3).map((id) => bench.reaches(id, "running")));
+        const startedMs = Math.round(performance.now() - begun);
+        await look();
+        if (process.env["SOAK_BURST"] !== undefined) console.log(`${subject.name}: ${made.length} in ${startedMs} ms`);
         await Promise.all(made.map((id) => bench.provider.deletePod(id, { force: true, signal: bench.signal })));
         await Promise.all(made.map((id) => bench.reaches(id, "deleted")));
       };
-      // What the first machines make for all that follow: bridge, rules, template.
-      await burst();
       const marks = [
         ...[stateDir, runDir(stateDir), `vmlet-${machineHash(stateDir)}/`],
         ...[`${network.bridge!}-`, `master ${network.bridge!} `, "sleep 998"],
@@ -163,6 +186,9 @@ for (const subject of subjects) {
         files: files(stateDir),
         kept: subject.name === "cri" ? kept(stateDir) : {},
       });
+      const idle = figures([], stateDir);
+      // What the first machines make for all that follow: bridge, rules, template.
+      await burst(async () => console.log(subject.name, { idle, busy: figures(await traces(marks), stateDir) }));
       const isOwn = (line: string) => line.startsWith("link") || /containerd --config \S+$/.test(line);
       const before = await bench.until(async () => {
         const now = await left();
