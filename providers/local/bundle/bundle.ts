@@ -38,6 +38,8 @@ export interface BundleInput {
   sysctls: readonly { name: string; value: string }[];
   /** For these capabilities; undefined when the container is unconfined. */
   seccomp: ((capabilities: readonly string[]) => object) | undefined;
+  /** Of this host; privileged containers have none. */
+  apparmorProfile?: string | undefined;
   pidsLimit: number;
   /**
    * Whose container it is. `memoryBytes` is the host's, or the VM's; its processes' `oom_score_adj` is not below the
@@ -136,6 +138,7 @@ export function ociConfig(input: BundleInput): object {
       cwd: cwdOf(spec, image),
       // No inheritable set (CVE-2022-24769): a program's file capabilities must not gain from it.
       capabilities: { bounding: capabilities, effective: capabilities, permitted: capabilities },
+      ...(privileged || input.apparmorProfile === undefined ? {} : { apparmorProfile: input.apparmorProfile }),
       noNewPrivileges: security.allow_privilege_escalation === false && !privileged,
       ...(machine === undefined
         ? {}

@@ -155,6 +155,12 @@ const containedKeys = {
 const ociSchema = z.strictObject({
   type: z.literal("oci"),
   runtime: z.string().optional().describe("OCI runtime, by name or path. Default runc."),
+  trustRuntime: z
+    .boolean()
+    .optional()
+    .describe(
+      "Use a runtime although its version has known ways out of a container: your distribution has mended it. Default false.",
+    ),
   seccompProfile: z
     .string()
     .optional()

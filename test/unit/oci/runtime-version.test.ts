@@ -10,7 +10,7 @@ test.each([
 ])("an old runc is told with its known escapes: %s", (text, escapes) => {
   const [problem, ...more] = runtimeProblems(text);
   expect(more).toEqual([]);
-  expect(problem).toMatchObject({ fatal: false });
+  expect(problem).toMatchObject({ fatal: escapes.includes("CVE-2024-21626") });
   for (const escape of escapes) expect(problem!.problem).toContain(escape);
 });
 
@@ -45,7 +45,7 @@ test.each([
   ["Ubuntu's", "runc version 1.1.7\ncommit: 1.1.7-0ubuntu1~22.04.2\n", "", ["CVE-2024-21626"]],
   ["not Ubuntu's before", "runc version 1.1.7\ncommit: 1.1.7-0ubuntu1~22.04.1\n", "", []],
 ])("a distribution's old runc is judged by its package: %s", (_title, text, changelog, mended) => {
-  const [problem] = runtimeProblems(text, changelog);
+  const [problem] = runtimeProblems(text, { changelog });
   for (const escape of ["CVE-2024-21626", "CVE-2025-31133", "CVE-2025-52565", "CVE-2025-52881"])
     expect(problem!.problem.includes(escape), escape).toBe(!mended.includes(escape));
 });
@@ -53,5 +53,14 @@ test.each([
 test("a package that has mended all of them is not told of", () => {
   const all = ["CVE-2024-21626", "CVE-2025-31133", "CVE-2025-52565", "CVE-2025-52881"];
   const text = bookworm.replace("deb12u1", "deb12u7");
-  expect(runtimeProblems(text, entry("1.1.5+ds1-1+deb12u7", ...all))).toEqual([]);
+  expect(runtimeProblems(text, { changelog: entry("1.1.5+ds1-1+deb12u7", ...all) })).toEqual([]);
+});
+
+test("a runc that any image leads out of is refused, unless the host's owner says that it is mended", () => {
+  const old = "runc version 1.1.11";
+  expect(runtimeProblems(old, { changelog: "" })).toEqual([
+    { fatal: true, problem: expect.stringContaining("CVE-2024-21626"), cure: expect.stringContaining("trustRuntime") },
+  ]);
+  expect(runtimeProblems(old, { changelog: "", isTrusted: true })).toMatchObject([{ fatal: false }]);
+  expect(runtimeProblems(bookworm, { changelog: "" })).toMatchObject([{ fatal: false }]);
 });

@@ -1,4 +1,4 @@
-import type { Clock, Logger, SharedPlaces } from "../../../../src/provider/kit/index.ts";
+import type { Clock, Logger, Once, SharedPlaces } from "../../../../src/provider/kit/index.ts";
 import type { SeccompSource } from "../../bundle/seccomp.ts";
 import type { TornFiles } from "../../host/torn-files.ts";
 import type { HostNetwork } from "../../network/network.ts";
@@ -13,6 +13,8 @@ export interface OciContext {
   network: HostNetwork;
   cgroupRoot: string;
   seccomp: () => SeccompSource;
+  /** Name of the containers' profile, loaded once; undefined where the host has no AppArmor. */
+  apparmor: Pick<Once<string | undefined>, "get">;
   pidsLimit: number;
   /** Bounds how many trees are measured at a time. */
   diskWalks: SharedPlaces;

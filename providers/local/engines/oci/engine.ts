@@ -12,6 +12,7 @@ import {
   type Clock,
   type Logger,
   type MachineSpec,
+  Once,
   type ProviderCapacity,
   ProviderError,
   type ResourceAmounts,
@@ -38,6 +39,7 @@ import { OCI_CAPABILITIES } from "../capabilities.ts";
 import { allMachinesPids, Cgroup, checkCgroups } from "../../bundle/cgroup.ts";
 import { checkResolvConf } from "../../bundle/host-resolv.ts";
 import { hostCapacity, machinesShare } from "../../bundle/host-reserve.ts";
+import { checkAppArmor, loadProfile } from "./apparmor.ts";
 import type { OciContext } from "./context.ts";
 import { OciSandbox, openSandbox, recoverSandbox } from "./sandbox.ts";
 import { pauseProgram } from "../../bundle/pause.ts";
@@ -56,6 +58,8 @@ interface OciEngineOptions {
   logger: Logger;
   /** Name or path of the OCI runtime. */
   runtime?: string | undefined;
+  /** Its owner knows that it is mended, although its version has known ways out of a container. */
+  trustRuntime?: boolean | undefined;
   images?: Omit<HostImagesOptions, "dir" | "clock" | "logger"> | undefined;
   network?: Omit<NetworkOptions, "dir"> | undefined;
   /** Ports of this host that the backend itself serves on. */
@@ -124,6 +128,7 @@ export class OciEngine implements Engine {
       network,
       cgroupRoot: `/vmlet-${machineHash(stateDir)}`,
       seccomp: () => JSON.parse(readFileSync(this.#seccompProfile(), "utf8")) as SeccompSource,
+      apparmor: new Once(async () => await loadProfile({ dir: join(stateDir, "oci/apparmor"), logger })),
       pidsLimit: options.pidsLimit ?? DEFAULT_PIDS_LIMIT,
       diskWalks: new SharedPlaces(DISK_WALKS),
     };
@@ -161,7 +166,8 @@ export class OciEngine implements Engine {
       problems.push({ fatal: true, problem: `${path} run has no option --keep`, cure: "install runc 1.1 or newer" });
     else {
       const version = await run(path, ["--version"]).catch(() => undefined);
-      problems.push(...runtimeProblems(version?.stdout.toString() ?? ""));
+      const isTrusted = this.#options.trustRuntime === true;
+      problems.push(...runtimeProblems(version?.stdout.toString() ?? "", { isTrusted }));
     }
     if (!existsSync(this.#seccompProfile()))
       problems.push({
@@ -177,6 +183,7 @@ export class OciEngine implements Engine {
       });
     problems.push(
       ...(await checkCgroups()),
+      ...(await checkAppArmor()),
       ...(await checkForwarding(this.#options.network?.bridge ?? DEFAULT_BRIDGE)),
       ...(await checkResolvConf()),
     );

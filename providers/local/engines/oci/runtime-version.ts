@@ -7,9 +7,12 @@ import type { HostProblem } from "../../engine.ts";
  * runc: first versions of each line without CVE-2024-21626 (Leaky Vessels), and without CVE-2025-31133, -52565 and
  * -52881.
  */
-const FIXED: { since: readonly (readonly [number, number, number])[]; escapes: readonly string[] }[] = [
-  { since: [[1, 1, 12]], escapes: ["CVE-2024-21626"] },
+const FIXED: { since: readonly (readonly [number, number, number])[]; escapes: readonly string[]; fatal: boolean }[] = [
+  // An image or a working directory is enough, and every distribution has mended it.
+  { since: [[1, 1, 12]], escapes: ["CVE-2024-21626"], fatal: true },
   {
+    // Races between containers that share a volume: stable distributions still have them.
+    fatal: false,
     since: [
       [1, 2, 8],
       [1, 3, 3],
@@ -28,11 +31,14 @@ const CHANGELOG = "/usr/share/doc/runc/changelog.Debian.gz";
 const MAX_CHANGELOG_BYTES = 4 << 20;
 
 /**
- * What is known of the version that `runc --version` prints. A warning, no more: distributions mend old versions
- * without a new number. Debian and Ubuntu say so in the package's changelog, which counts when it is that of this very
- * version. Other runtimes are not known.
+ * What is known of the version that `runc --version` prints. One that any image leads out of is refused, unless the
+ * host's owner knows better: distributions mend old versions without a new number. Debian and Ubuntu say so in the
+ * package's changelog, which counts when it is that of this very version. Other runtimes are not known.
  */
-export function runtimeProblems(versionText: string, changelog = packageChangelog()): HostProblem[] {
+export function runtimeProblems(
+  versionText: string,
+  { changelog = packageChangelog(), isTrusted = false }: { changelog?: string; isTrusted?: boolean } = {},
+): HostProblem[] {
   const match = /^runc version (\d+)\.(\d+)\.(\d+)/.exec(versionText);
   if (match === null) return [];
   const [major, minor, patch] = match.slice(1).map(Number) as [number, number, number];
@@ -46,15 +52,14 @@ export function runtimeProblems(versionText: string, changelog = packageChangelo
   const told = changelog.startsWith(`runc (${built}) `) ? changelog : "";
   const isMended = (escape: string) =>
     told.includes(escape) || MENDED_PACKAGES.some((mended) => mended.escape === escape && mended.package.test(built));
-  const escapes = FIXED.filter(({ since }) => !isFixed(since))
-    .flatMap(({ escapes }) => escapes)
-    .filter((escape) => !isMended(escape));
+  const open = FIXED.filter(({ since, escapes }) => !isFixed(since) && !escapes.every(isMended));
+  const escapes = open.flatMap(({ escapes }) => escapes).filter((escape) => !isMended(escape));
   if (escapes.length === 0) return [];
   return [
     {
-      fatal: false,
+      fatal: !isTrusted && open.some(({ fatal }) => fatal),
       problem: `${built === "" ? match[0] : `${match[0]} (${built})`} is older than the versions without known ways out of a container (${escapes.join(", ")})`,
-      cure: "install runc 1.3.3 or newer, or make sure that your distribution has mended this one",
+      cure: "install runc 1.3.3 or newer; or make sure that your distribution has mended this one, and set engine.trustRuntime",
     },
   ];
 }

@@ -197,6 +197,7 @@ export class OciSandbox implements Sandbox {
         cgroupVersion: cgroupVersion(),
         sysctls: [...DEFAULT_SYSCTLS, ...(this.#home.spec.security?.sysctls ?? [])],
         seccomp: (capabilities) => seccompProfile(this.#context.seccomp(), capabilities, process.arch),
+        apparmorProfile: await this.#context.apparmor.get(),
         pidsLimit: this.#context.pidsLimit,
         grantable,
         machine: {
