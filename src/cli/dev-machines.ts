@@ -13,7 +13,7 @@ import type { Provider } from "../provider/provider.ts";
 import type { Logger } from "../telemetry/logger.ts";
 import { systemClock } from "../util/clock.ts";
 import { systemRandom } from "../util/random.ts";
-import type { ServiceProxyOptions } from "../devcluster/index.ts";
+import type { PublishNames, ServiceProxyOptions } from "../devcluster/index.ts";
 import type { EngineName } from "./dev-engine.ts";
 import { createProvider } from "./providers.ts";
 
@@ -34,6 +34,8 @@ export interface DevMachines {
   list(signal: AbortSignal): Promise<readonly Machine[]>;
   /** Removes them all. What an earlier run has left belongs to a cluster that is gone. */
   remove(): Promise<void>;
+  /** Absent: machines do not know Services by their names. */
+  readonly publishNames?: PublishNames | undefined;
   /** Absent: ports of machines cannot be reached. */
   readonly dial: ServiceProxyOptions["dial"] | undefined;
   close(): Promise<void>;

@@ -1,12 +1,14 @@
 /** Machines of this host: a backend that `vmlet dev` starts for itself, and the engine that it has. */
 import { randomBytes } from "node:crypto";
+import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { rm, writeFile } from "node:fs/promises";
 import { join } from "node:path";
-import { startBackend } from "../../providers/local/backend.ts";
+import { checkSecrets, startBackend } from "../../providers/local/backend.ts";
 import { parseBackendConfig } from "../../providers/local/config.ts";
 import { createEngine } from "../../providers/local/engines/index.ts";
 import { registryFault } from "../../providers/local/images/reachable.ts";
 import { checkHost } from "../../providers/local/provider.ts";
+import type { PublishNames } from "../devcluster/index.ts";
 import { silentLogger, type Logger } from "../telemetry/logger.ts";
 import { systemClock } from "../util/clock.ts";
 import { chooseEngine, type EngineName, fallBack } from "./dev-engine.ts";
@@ -40,7 +42,7 @@ const ANY_IMAGE = "busybox";
 export async function chosenEngine(stateDir: string): Promise<ReturnType<typeof chooseEngine>> {
   return await chooseEngine({
     async lacks(type) {
-      const engine = createEngine(configOf(type, true), {
+      const engine = createEngine(configOf(type), {
         stateDir: folderOf(stateDir, type),
         clock: systemClock,
         logger: silentLogger,
@@ -86,22 +88,30 @@ export async function ownMachines(
   const dir = folderOf(stateDir, engine);
   // Made for each run: other programs of this host are kept out by it.
   const tokenFile = `${dir}-token`;
+  const hostsDir = `${dir}-hosts`;
   await writeFile(tokenFile, randomBytes(32).toString("hex"), { mode: 0o600 });
   const clean = async () => {
     await rm(tokenFile, { force: true });
-    if (isForgotten) await rm(dir, { recursive: true, force: true });
+    if (isForgotten) for (const folder of [dir, hostsDir]) await rm(folder, { recursive: true, force: true });
   };
-  const config = parseBackendConfig(
-    JSON.stringify({
-      apiVersion: "vmlet.dev/v1",
-      kind: "BackendConfig",
-      stateDir: dir,
-      listen: { address: "127.0.0.1", port: 0 },
-      tokenFile,
-      engine: configOf(engine, standIns),
-    }),
-    "(vmlet dev)",
-  );
+  const configWith = (more: object) =>
+    parseBackendConfig(
+      JSON.stringify({
+        apiVersion: "vmlet.dev/v1",
+        kind: "BackendConfig",
+        stateDir: dir,
+        listen: { address: "127.0.0.1", port: 0 },
+        tokenFile,
+        // Only a small cluster of our own says what its Services are called.
+        engine: configOf(engine, { standIns, ...(isForgotten && { hostsDir }) }),
+        ...more,
+      }),
+      "(vmlet dev)",
+    );
+  const inMemory = configWith({});
+  const probe = createEngine(inMemory.engine, { stateDir: dir, clock: systemClock, logger: silentLogger });
+  const config = checkSecrets(inMemory, probe).length === 0 ? inMemory : configWith({ secrets: { medium: "disk" } });
+  await probe.close();
   try {
     const backend = await startBackend(config, {
       clock: systemClock,
@@ -112,6 +122,7 @@ export async function ownMachines(
     return {
       ...machinesOf(backend.provider, {}),
       engine,
+      ...(engine === "process" && { publishNames: writeHosts(hostsDir) }),
       provider: { type: "http-vm", url: backend.url, tokenFile },
       kind: KINDS[engine],
       async close() {
@@ -132,7 +143,17 @@ function folderOf(stateDir: string, engine: HostEngine): string {
 
 type EngineConfig = Parameters<typeof createEngine>[0];
 
-function configOf(type: HostEngine, standIns: boolean): EngineConfig {
-  if (type === "process") return { type, standIns, images: {}, addressPool: "127.64.0.0/10" };
+function configOf(type: HostEngine, ofProcesses: { standIns?: boolean; hostsDir?: string } = {}): EngineConfig {
+  if (type === "process") return { type, images: {}, addressPool: "127.64.0.0/10", ...ofProcesses };
   return { type, ...(type === "vm" && { warmPool: 1 }) };
+}
+
+/** What a hosts file of each namespace has beside this host's own. */
+function writeHosts(dir: string): PublishNames {
+  return (hosts) => {
+    mkdirSync(dir, { recursive: true });
+    const own = readFileSync("/etc/hosts", "utf8").trimEnd();
+    // In place: machines have the very file.
+    for (const [namespace, lines] of hosts) writeFileSync(join(dir, namespace), [own, ...lines, ""].join("\n"));
+  };
 }

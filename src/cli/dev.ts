@@ -86,10 +86,13 @@ async function dev(options: DevOptions, logger: Logger, stop: AbortSignal): Prom
       const port = options.demo ? 0 : options.port;
       // Not seen by machines that have a network of their own; from this machine they answer.
       const serviceProxy = machines.dial && { network: serviceNetwork(port), dial: machines.dial };
-      // Plain processes have no volumes. A token that every pod lacks would be a warning at each of them.
+      // A place for it would cost a plain process more than its own start, and hardly any uses it.
       const automountServiceAccountToken = machines.engine === "process" ? false : undefined;
       cluster = await configuredBy("--port", () =>
-        startDevCluster({ clock: systemClock, logger, port, serviceProxy, automountServiceAccountToken }),
+        startDevCluster({
+          ...{ clock: systemClock, logger, port, serviceProxy, automountServiceAccountToken },
+          publishNames: machines.publishNames,
+        }),
       );
     }
     const kubeconfig = options.kubeconfig ?? join(stateDir, "kubeconfig");

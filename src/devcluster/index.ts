@@ -19,6 +19,7 @@ import { createCertificate, generateKeyPair, privateKeyPem } from "../util/x509.
 import { Auth, type Allow } from "./auth/auth.ts";
 import { Binder } from "./controllers/binder.ts";
 import { ControllerManager } from "./controllers/index.ts";
+import type { PublishNames } from "./controllers/service-names.ts";
 import type { ServiceProxyOptions } from "./controllers/service-proxy.ts";
 import { createSystemObjects, NamespaceLifecycle } from "./controllers/namespaces.ts";
 import type { Json } from "./objects/object.ts";
@@ -28,6 +29,7 @@ import { ApiServer } from "./http/server.ts";
 import { Usage } from "./kubectl/usage.ts";
 import { Storage } from "./objects/storage.ts";
 
+export type { PublishNames } from "./controllers/service-names.ts";
 export type { ServiceProxyOptions } from "./controllers/service-proxy.ts";
 export type { StoredObject } from "./objects/object.ts";
 
@@ -58,6 +60,8 @@ export interface DevClusterOptions {
   automountServiceAccountToken?: boolean | undefined;
   /** Serve the addresses of Services. Default: nothing answers there. */
   serviceProxy?: ServiceProxyOptions | undefined;
+  /** Told of the names of Services for each namespace, and of each change of them. */
+  publishNames?: PublishNames | undefined;
   /** How many changes watches can resume across; older ones get 410. Default 20,000. */
   logSize?: number | undefined;
   /** How often idle watches get a bookmark; default a minute, as kube-apiserver's. */
@@ -133,6 +137,7 @@ export async function startDevCluster(options: DevClusterOptions): Promise<DevCl
     clock,
     logger,
     serviceProxy: options.serviceProxy && { ...options.serviceProxy, random },
+    publishNames: options.publishNames,
   });
   if (options.controllers !== false) controllers.start();
 

@@ -1,7 +1,7 @@
 /**
  * A machine's volumes as folders of this host: made, filled, found for a mount, and measured.
  */
-import { chmodSync, chownSync, closeSync, existsSync, fstatSync } from "node:fs";
+import { chmodSync, chownSync, closeSync, existsSync, fstatSync, readlinkSync } from "node:fs";
 import { mkdir, rename, statfs, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import type { MachineStats, Mount, Volume } from "../../../src/provider/kit/index.ts";
@@ -49,14 +49,15 @@ function volumeDir({ dir, secretDir }: Home, { type, name }: Volume): string {
 /**
  * What a mount of a container shows.
  * @param options.image folder of the volume's image, if it is one
- * @param options.at where a part of a volume is bound, so that it stays the same one whatever is at its path later
+ * @param options.at where a part of a volume is bound, so that it stays the same one whatever is at its path later;
+ *   absent: the part is known by its path
  * @throws ContainerError when there is no such volume, or no such part of it
  */
 export async function volumeSource(
   home: Home,
   container: string,
   mount: Mount,
-  { image, at }: { image: string | undefined; at: string },
+  { image, at }: { image?: string | undefined; at?: string | undefined },
 ): Promise<{ source: string; writable: boolean }> {
   const volume = (home.spec.volumes ?? []).find(({ name }) => name === mount.volume);
   if (volume === undefined)
@@ -70,16 +71,11 @@ export async function volumeSource(
   const writable = volume.type === "empty_dir" && mount.read_only !== true;
   if (mount.sub_path === undefined || mount.sub_path === "") return { source, writable };
 
-  let fd: number;
-  try {
-    fd = openInRoot(source, mount.sub_path, { create: volume.type === "empty_dir" });
-  } catch (thrown) {
-    const message = isMissing(thrown) ? "no such file or directory" : String(thrown);
-    throw new ContainerError(
-      "CreateContainerConfigError",
-      `failed to prepare subPath for volumeMount "${mount.volume}" of container "${container}": ${mount.sub_path}: ${message}`,
-      { cause: thrown },
-    );
+  const fd = openPart(source, container, mount.sub_path, { mount, create: volume.type === "empty_dir" });
+  if (at === undefined) {
+    const path = readlinkSync(`/proc/self/fd/${fd}`);
+    closeSync(fd);
+    return { source: path, writable };
   }
   try {
     await mkdir(join(at, ".."), { recursive: true });
@@ -90,6 +86,25 @@ export async function volumeSource(
     closeSync(fd);
   }
   return { source: at, writable };
+}
+
+/** @throws ContainerError when it is not there */
+function openPart(
+  source: string,
+  container: string,
+  subPath: string,
+  { mount, create }: { mount: Mount; create: boolean },
+): number {
+  try {
+    return openInRoot(source, subPath, { create });
+  } catch (thrown) {
+    const message = isMissing(thrown) ? "no such file or directory" : String(thrown);
+    throw new ContainerError(
+      "CreateContainerConfigError",
+      `failed to prepare subPath for volumeMount "${mount.volume}" of container "${container}": ${subPath}: ${message}`,
+      { cause: thrown },
+    );
+  }
 }
 
 export async function volumeStats(home: Home, meter: TreeMeter): Promise<NonNullable<MachineStats["volumes"]>> {

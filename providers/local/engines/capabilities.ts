@@ -5,11 +5,19 @@
 import { type Capability, CONTAINER_CAPABILITIES, SUPERVISION_CAPABILITIES } from "../../../src/provider/kit/index.ts";
 
 /** The supervisor brings them to every engine. */
-export const PROCESS_CAPABILITIES: readonly Capability[] = [...SUPERVISION_CAPABILITIES, "restart_rules"];
+const SUPERVISED_CAPABILITIES: readonly Capability[] = [...SUPERVISION_CAPABILITIES, "restart_rules"];
+
+/** Plain processes, whose files are those of this host and their volumes. */
+export const PROCESS_CAPABILITIES: readonly Capability[] = [
+  ...SUPERVISED_CAPABILITIES,
+  "volumes.empty_dir",
+  "volumes.files",
+  "patch_files",
+];
 
 /** Containers by an OCI runtime, on this host or in a guest. */
 export const OCI_CAPABILITIES: readonly Capability[] = [
-  ...PROCESS_CAPABILITIES,
+  ...SUPERVISED_CAPABILITIES,
   ...CONTAINER_CAPABILITIES,
   "volumes.empty_dir.size_limit",
   "volumes.image",

@@ -37,6 +37,13 @@ const processSchema = z.strictObject({
     .describe(
       "For images not named there: a small web server for nginx, httpd and caddy, a shell of this host for busybox, alpine, debian and ubuntu, a sleep without end for others; a container's command, or args that are one, win. Default false; `vmlet dev` has it.",
     ),
+  hostsDir: z
+    .string()
+    .startsWith("/", "must be an absolute path")
+    .optional()
+    .describe(
+      "Folder with a file for each namespace, by its name, which its machines have as /etc/hosts; `vmlet dev` writes Services' names there. Absent: they have the host's.",
+    ),
   addressPool: z
     .string()
     .refine(
@@ -281,6 +288,7 @@ export function createEngine(config: EngineConfig, options: EngineOptions): Engi
         images: config.images,
         standIns: config.standIns,
         addressPool: config.addressPool,
+        hostsDir: config.hostsDir,
         stateDir,
         clock,
         hostAddress,

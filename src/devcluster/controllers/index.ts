@@ -13,6 +13,7 @@ import { NodeLifecycle } from "./node-lifecycle.ts";
 import { ObjectIndex } from "./object-index.ts";
 import { PodGarbageCollector } from "./pod-gc.ts";
 import { ReplicaSets } from "./replica-sets.ts";
+import { type PublishNames, ServiceNames } from "./service-names.ts";
 import { ServiceProxy, type ServiceProxyOptions } from "./service-proxy.ts";
 import { StatefulSets } from "./stateful-sets.ts";
 import { TaintEviction } from "./taint-eviction.ts";
@@ -24,11 +25,13 @@ export class ControllerManager {
   /**
    * @param options.usage what pods use, for those who scale by it
    * @param options.serviceProxy absent: nothing answers on the addresses of Services
+   * @param options.publishNames told of their names, and of each change of them
    */
   constructor(
     options: Omit<ControllerOptions, "index"> & {
       usage: ReadUsage;
       serviceProxy?: (ServiceProxyOptions & { random: Random }) | undefined;
+      publishNames?: PublishNames | undefined;
     },
   ) {
     this.#index = new ObjectIndex(options.objects.storage);
@@ -48,6 +51,7 @@ export class ControllerManager {
       new TaintEviction(all),
       new PodGarbageCollector(all),
       ...(options.serviceProxy ? [new ServiceProxy({ ...all, ...options.serviceProxy })] : []),
+      ...(options.publishNames ? [new ServiceNames({ ...all, publish: options.publishNames })] : []),
     ];
   }
 

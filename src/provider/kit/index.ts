@@ -29,7 +29,15 @@ export { isProviderError, noSuchContainer, noSuchMachine, ProviderError, type Pr
 // What is asked of a specification, and whose a machine is.
 export { specFingerprint, specIdentity } from "../fingerprint.ts";
 export { assertTellable, MACHINE_BYTES, MACHINE_GROUPS, MAX_GROUPS, patchExcess, specExcess } from "../limits.ts";
-export { clusterPrefix, formatOwner, LABEL_CLUSTER, LABEL_NODE, ownerLabels, tenantOf } from "../owner.ts";
+export {
+  clusterPrefix,
+  formatOwner,
+  LABEL_CLUSTER,
+  LABEL_NAMESPACE,
+  LABEL_NODE,
+  ownerLabels,
+  tenantOf,
+} from "../owner.ts";
 export { MAX_REGISTRY_KEY_LENGTH, registryHostMatches } from "../registry-hosts.ts";
 export { assertCapable, patchCapabilities, requiredCapabilities, type Requirement } from "../requirements.ts";
 

@@ -1,10 +1,11 @@
-import { mkdirSync, mkdtempSync, readdirSync, readFileSync, rmdirSync, writeFileSync } from "node:fs";
+import { mkdirSync, mkdtempSync, readdirSync, readFileSync, rmdirSync, rmSync, writeFileSync } from "node:fs";
 import { createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { expect, test } from "vitest";
+import { afterAll, expect, test } from "vitest";
 import { systemClock } from "../../../src/util/clock.ts";
 import { createProcessEngine } from "../../../providers/local/engines/process/process.ts";
+import { availableNamespaces } from "../../../providers/local/engines/process/view.ts";
 import { processStat } from "../../../providers/local/host/proc.ts";
 import { backendSuite, Bench, text } from "./suite.ts";
 
@@ -17,14 +18,83 @@ async function printedPids(bench: Bench, id: string, count: number): Promise<num
   });
 }
 
+const hostsDir = mkdtempSync(join(tmpdir(), "vmlet-hosts-"));
+afterAll(() => rmSync(hostsDir, { recursive: true, force: true }));
+const available = await availableNamespaces();
+const file = (content: string) => [{ path: "key", mode: 0o644, content_b64: Buffer.from(content).toString("base64") }];
+
 backendSuite(
   {
     name: "process",
     image: "none",
     createEngine: (stateDir) =>
-      createProcessEngine({ stateDir, images: { mapped: ["echo"] }, addressPool: "127.64.0.0/10", clock: systemClock }),
+      createProcessEngine({
+        stateDir,
+        hostsDir,
+        images: { mapped: ["echo"] },
+        addressPool: "127.64.0.0/10",
+        clock: systemClock,
+      }),
   },
   (bench) => {
+    test.runIf(available)("containers share an empty volume, and a command beside one sees it too", async () => {
+      const mounts = [{ volume: "v", path: "/vmlet-test/shared" }];
+      const id = await bench().create({
+        volumes: [{ name: "v", type: "empty_dir", medium: "memory" }],
+        containers: [
+          { ...bench().shell("a", "echo from-a >/vmlet-test/shared/f; sleep 1000"), mounts },
+          { ...bench().shell("b", "until cat /vmlet-test/shared/f; do sleep 0.05; done; sleep 1000"), mounts },
+        ],
+      });
+      await bench().until(async () => expect((await bench().log(id, "b")).at(-1)).toBe("from-a"));
+      const { stdout } = await bench().exec(id, "a", ["cat", "/vmlet-test/shared/f"]);
+      expect(await text(stdout)).toBe("from-a\n");
+    });
+
+    test.runIf(available)("files are changed where they are mounted", async () => {
+      const id = await bench().create({
+        volumes: [{ name: "f", type: "files", version: "1", files: file("one\n") }],
+        containers: [
+          {
+            ...bench().shell(
+              "a",
+              "cat /etc/vmlet-test/key; until grep two /etc/vmlet-test/key; do sleep 0.05; done; sleep 1000",
+            ),
+            mounts: [{ volume: "f", path: "/etc/vmlet-test" }],
+          },
+        ],
+      });
+      await bench().until(async () => expect(await bench().log(id, "a")).toEqual(["one"]));
+      const patch = { files: [{ volume: "f", version: "2", files: file("two\n") }] };
+      await bench().provider.updatePod(id, patch, { signal: bench().signal });
+      await bench().until(async () => expect(await bench().log(id, "a")).toEqual(["one", "two"]));
+    });
+
+    test.runIf(available)("names of the namespace's hosts are known", async () => {
+      writeFileSync(join(hostsDir, "shop"), "127.0.0.9 web\n");
+      const id = await bench().create({
+        labels: { "vmlet.dev/namespace": "shop" },
+        containers: [bench().shell("a", "getent hosts web; sleep 1000")],
+      });
+      await bench().until(async () => expect((await bench().log(id, "a")).join()).toMatch(/^127\.0\.0\.9 +web$/));
+    });
+
+    test("a command that is not there fails with the reason that it has without volumes", async () => {
+      const id = await bench().create({
+        restart_policy: "never",
+        volumes: [{ name: "v", type: "empty_dir", medium: "disk" }],
+        containers: [
+          {
+            name: "a",
+            image: "none",
+            command: ["vmlet-no-such-command"],
+            mounts: [{ volume: "v", path: "/vmlet-test" }],
+          },
+        ],
+      });
+      expect((await bench().terminated(id, "a")).message).toContain("executable file not found");
+    });
+
     test("a stop kills daemonised children, also those in a session of their own", async () => {
       const script =
         "setsid sh -c 'echo $$; while :; do sleep 0.1; done' & setsid env -i sh -c 'echo $$; exec sleep 1000' & wait";
@@ -137,9 +207,9 @@ backendSuite(
     test("a spec that needs what the engine lacks is refused", async () => {
       const create = bench().create({
         containers: [bench().shell("a", "true")],
-        volumes: [{ name: "v", type: "empty_dir", medium: "disk" }],
+        volumes: [{ name: "v", type: "empty_dir", medium: "disk", size_bytes: 1 }],
       });
-      await expect(create).rejects.toMatchObject({ code: "unsupported", field: "volumes.0" });
+      await expect(create).rejects.toMatchObject({ code: "unsupported", field: "volumes.0.size_bytes" });
     });
   },
 );

@@ -6,6 +6,7 @@ import { join } from "node:path";
 import { parse } from "yaml";
 import { afterAll, beforeAll, expect, test, vi } from "vitest";
 import { type Api, connect, type Json } from "../../e2e/fidelity/api.ts";
+import { availableNamespaces } from "../../../providers/local/engines/process/view.ts";
 import { create, PODS, podWhen } from "../devcluster/support.ts";
 
 const program = join(import.meta.dirname, "../../../src/cli/main.ts");
@@ -90,3 +91,20 @@ test("a pod's own command is run without a word of stand-ins", { timeout: 90_000
   await expect.poll(reasons, PATIENCE).toContain("Started");
   expect(await reasons()).not.toContain("StandIn");
 });
+
+test(
+  "a Service is reached by its name from within a pod, where the host gives mount namespaces",
+  { timeout: 90_000 },
+  async () => {
+    if ((await availableNamespaces()) === undefined) return;
+    await run("shop-web", { image: "nginx", readinessProbe: { httpGet: { port: 80, path: "/" }, periodSeconds: 1 } });
+    await podWhen(api, "shop-web", isReady);
+    const spec = { selector: { run: "shop-web" }, ports: [{ port: 8080, targetPort: 80 }] };
+    await create(api, "/api/v1/namespaces/default/services", { metadata: { name: "front" }, spec });
+    const ask =
+      "until node -e 'fetch(process.argv[1]).then((r) => console.log(r.status))' http://front:8080/; do sleep 0.2; done";
+    await run("client", { image: "busybox", command: ["sh", "-c", ask] }, { restartPolicy: "Never" });
+    await podWhen(api, "client", ({ status }) => status?.phase === "Succeeded");
+    expect((await log("client")).trim().split("\n").at(-1)).toBe("200");
+  },
+);

@@ -1,7 +1,7 @@
 /**
- * Engine `process`: containers are plain processes of this machine. There are no images, no volumes and no isolation
- * whatever: for development and tests. A container's command is its own, or comes from the configured map of images, or
- * from the stand-ins (stand-ins.ts) where they are wanted.
+ * Engine `process`: containers are plain processes of this machine. There are no images and no isolation whatever: for
+ * development and tests. A container's command is its own, or comes from the configured map of images, or from the
+ * stand-ins (stand-ins.ts) where they are wanted. Its files are this machine's, and its volumes (view.ts).
  *
  * A machine gets an address of its own out of a pool in 127.0.0.0/8. All of that is local on Linux, so a process that
  * binds 0.0.0.0 or that address is reached by probes and port-forward; nothing outside this host reaches it, which is
@@ -9,16 +9,18 @@
  * instead.
  */
 import { createHash } from "node:crypto";
-import { mkdirSync, readFileSync } from "node:fs";
+import { existsSync, mkdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import type { Duplex } from "node:stream";
 import {
   type Clock,
   type ContainerSpec,
+  LABEL_NAMESPACE,
   type MachineSpec,
   type ProcessStreams,
   ProviderError,
   type StreamOptions,
+  type Volume,
 } from "../../../../src/provider/kit/index.ts";
 import {
   ContainerError,
@@ -33,13 +35,24 @@ import {
   type Sandbox,
   type SandboxStats,
 } from "../../engine.ts";
+import { applyFiles, makeVolumes, volumeSource } from "../../bundle/host-volumes.ts";
 import { dialTcp } from "../../host/dial.ts";
 import { isAlive, TICKS_PER_SECOND, type ProcessStat } from "../../host/proc.ts";
+import { cannotRun } from "../../shim/runnable.ts";
 import { spawnStreams } from "../../shim/spawn.ts";
 import { isMissing, writeJson } from "../../host/files.ts";
 import { PROCESS_CAPABILITIES } from "../capabilities.ts";
 import { OwnedProcesses } from "./owned.ts";
 import { standInFor } from "./stand-ins.ts";
+import {
+  availableNamespaces,
+  besideProcess,
+  type BoundPath,
+  folderInView,
+  inNamespace,
+  linkBelow,
+  type Namespaces,
+} from "./view.ts";
 import { HostError } from "../../host/host-error.ts";
 
 interface ProcessEngineOptions {
@@ -51,6 +64,8 @@ interface ProcessEngineOptions {
   standIns?: boolean | undefined;
   /** IPv4 range in CIDR notation, within 127.0.0.0/8. */
   addressPool: string;
+  /** A folder with a file for each namespace, which its machines have as /etc/hosts. Default: they have the host's. */
+  hostsDir?: string | undefined;
   /** The address of every machine instead: to other hosts a loopback address means nothing. */
   hostAddress?: string | undefined;
   clock: Clock;
@@ -59,6 +74,8 @@ interface ProcessEngineOptions {
 const PAGE_BYTES = 4096;
 const NANOSECONDS_PER_TICK = 1_000_000_000 / TICKS_PER_SECOND;
 const DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+const LINKED =
+  "This host gives no mount namespaces: volumes are links below the container's home, $HOME/etc/config for /etc/config";
 const KILL_ROUND_MS = 20;
 /** A process in uninterruptible sleep may take long; beyond this the caller is told, and tries again. */
 const KILL_ROUNDS = 250;
@@ -66,6 +83,8 @@ const KILL_ROUNDS = 250;
 export function createProcessEngine(options: ProcessEngineOptions): Engine {
   const owned = new OwnedProcesses(options.stateDir);
   const addresses = new AddressPool(options.addressPool);
+  let asked: Promise<Namespaces> | undefined;
+  const namespaces = () => (asked ??= availableNamespaces());
   return {
     name: "process",
     capabilities: PROCESS_CAPABILITIES,
@@ -76,16 +95,17 @@ export function createProcessEngine(options: ProcessEngineOptions): Engine {
         (await owned.list()).filter(({ machine }) => !known.has(machine)).map(({ stat }) => stat),
       );
     },
-    open(home) {
+    async open(home) {
+      await makeVolumes({ ...home, spec: onDisk(home.spec) });
       const address = options.hostAddress ?? addresses.take(home.id);
       writeJson(join(home.dir, "sandbox.json"), { address }, { flush: true });
-      return Promise.resolve(new ProcessSandbox(home, address, owned, options));
+      return new ProcessSandbox(home, address, owned, { ...options, namespaces: await namespaces() });
     },
-    recover(home) {
+    async recover(home) {
       const address = readAddress(home);
-      if (address === undefined) return Promise.resolve(undefined);
+      if (address === undefined) return undefined;
       addresses.claim(home.id, address);
-      return Promise.resolve(new ProcessSandbox(home, address, owned, options));
+      return new ProcessSandbox(home, address, owned, { ...options, namespaces: await namespaces() });
     },
     async destroy(home) {
       await killUntilGone(options.clock, async () =>
@@ -119,15 +139,16 @@ function validate(spec: MachineSpec, { images, standIns }: ProcessEngineOptions)
           { field: `${field}.command` },
         );
       }
-      if ((container.mounts?.length ?? 0) > 0) {
-        throw new ProviderError(
-          "unsupported",
-          `engine process has no volumes: container "${container.name}" mounts some`,
-          { field: `${field}.mounts` },
-        );
-      }
     }
   }
+}
+
+/** A tmpfs is for root alone to mount, and would be left behind by what is killed. */
+function onDisk(spec: MachineSpec): MachineSpec {
+  const volumes = spec.volumes?.map((volume) =>
+    volume.type === "empty_dir" ? { ...volume, medium: "disk" as const } : volume,
+  );
+  return { ...spec, ...(volumes && { volumes }) };
 }
 
 function commandOf(container: ContainerSpec, images: ProcessEngineOptions["images"]): string[] {
@@ -176,48 +197,86 @@ async function killUntilGone(clock: Clock, list: () => Promise<ProcessStat[]>): 
   );
 }
 
+interface SandboxOptions extends ProcessEngineOptions {
+  namespaces: Namespaces;
+}
+
 class ProcessSandbox implements Sandbox {
   readonly addresses: readonly string[];
   /** Plain processes have no sandbox that could die. */
   readonly lost = new Promise<never>(() => {});
   readonly #home: MachineHome;
   readonly #owned: OwnedProcesses;
-  readonly #options: ProcessEngineOptions;
+  readonly #options: SandboxOptions;
   /** Processes of containers that have been told to stop. */
   readonly #remembered = new Map<string, ProcessStat[]>();
 
-  constructor(home: MachineHome, address: string, owned: OwnedProcesses, options: ProcessEngineOptions) {
+  constructor(home: MachineHome, address: string, owned: OwnedProcesses, options: SandboxOptions) {
     this.addresses = [address];
     this.#home = home;
     this.#owned = owned;
     this.#options = options;
   }
 
-  launch(container: ContainerLaunch): Promise<LaunchPlan> {
+  async launch(container: ContainerLaunch): Promise<LaunchPlan> {
     const own = commandOf(container.spec, this.#options.images);
     const standIn =
       own.length === 0 && this.#options.standIns === true
         ? standInFor(container.spec, { address: this.addresses[0]!, portFile: (port) => this.#portFile(port) })
         : undefined;
     const argv = standIn?.argv ?? own;
-    if (argv.length === 0) {
-      return Promise.reject(
-        new ContainerError(
-          "CreateContainerError",
-          `engine process has no images and container "${container.name}" no command: give one, or map image "${container.spec.image}" under engine.images of the backend's config`,
-        ),
+    if (argv.length === 0)
+      throw new ContainerError(
+        "CreateContainerError",
+        `engine process has no images and container "${container.name}" no command: give one, or map image "${container.spec.image}" under engine.images of the backend's config`,
       );
-    }
     const home = join(this.#home.dir, "home", container.name);
     mkdirSync(home, { recursive: true, mode: 0o700 });
     const env: Record<string, string> = { PATH: process.env["PATH"] ?? DEFAULT_PATH, HOME: home };
     for (const { name, value } of container.spec.env ?? []) env[name] = value;
-    return Promise.resolve({
+    const paths = await this.#boundPaths(container);
+    const notices = standIn === undefined ? [] : [{ reason: "StandIn", message: standIn.message }];
+    if (this.#options.namespaces === undefined && paths.length > 0) {
+      linkBelow(home, paths);
+      notices.push({ reason: "VolumesLinked", message: LINKED });
+    }
+    const plan = {
       argv,
       env: { ...env, ...this.#owned.marks(this.#home.id, container.id) },
       cwd: container.spec.working_dir ?? home,
-      ...(standIn !== undefined && { notice: { reason: "StandIn", message: standIn.message } }),
-    });
+    };
+    const [notice] = notices;
+    return {
+      ...this.#inView(plan, container, { home, paths }),
+      ...(notice && { notice: { ...notice, message: notices.map(({ message }) => message).join("; ") } }),
+    };
+  }
+
+  /** What the container is to see where this host has something else. */
+  async #boundPaths({ name, spec }: ContainerLaunch): Promise<BoundPath[]> {
+    const { hostsDir, namespaces } = this.#options;
+    const hosts = join(hostsDir ?? "", this.#home.spec.labels[LABEL_NAMESPACE] ?? "default");
+    const paths: BoundPath[] = [];
+    if (hostsDir !== undefined && namespaces !== undefined && existsSync(hosts))
+      paths.push({ source: hosts, target: "/etc/hosts", writable: false });
+    for (const mount of spec.mounts ?? [])
+      paths.push({ ...(await volumeSource(this.#home, name, mount, {})), target: mount.path });
+    return paths;
+  }
+
+  /** What cannot be run anyway is left to who says so best. */
+  #inView(
+    plan: HostPlan,
+    { dir }: ContainerRef,
+    { home, paths }: { home: string; paths: readonly BoundPath[] },
+  ): HostPlan {
+    const { namespaces } = this.#options;
+    const { argv, cwd } = plan;
+    if (namespaces === undefined || paths.length === 0) return plan;
+    const isBound = (path: string) => paths.some(({ target }) => path === target || path.startsWith(`${target}/`));
+    const needed = { ...plan, cwd: isBound(cwd) ? home : cwd };
+    if (!isBound(argv[0]!) && cannotRun(needed) !== undefined) return plan;
+    return { ...plan, cwd: home, argv: inNamespace(namespaces, { root: join(dir, "root"), cwd, paths, argv }) };
   }
 
   /** Where a stand-in writes by which port it is reached instead. */
@@ -258,7 +317,15 @@ class ProcessSandbox implements Sandbox {
   async exec(container: ContainerRef, command: string[], options: StreamOptions): Promise<ProcessStreams> {
     const launch = JSON.parse(readFileSync(join(container.dir, "shim-launch.json"), "utf8")) as HostPlan;
     const env = options.tty ? { TERM: "xterm", ...launch.env } : launch.env;
-    return await spawnStreams({ argv: command, env, cwd: launch.cwd }, options);
+    const { namespaces } = this.#options;
+    const { pid } = container;
+    const cwd = folderInView(launch.argv);
+    const isInView = cwd !== undefined && namespaces !== undefined && pid !== undefined;
+    const plan = { argv: command, env, cwd: launch.cwd };
+    // One that cannot be run is refused before anything runs. It may be in a volume.
+    const places = [command[0]!, `/proc/${pid}/root${command[0]}`].map((name) => ({ ...plan, argv: [name] }));
+    if (!isInView || places.every((place) => cannotRun(place) !== undefined)) return await spawnStreams(plan, options);
+    return await spawnStreams({ ...plan, argv: besideProcess(namespaces, { pid, cwd, argv: command }) }, options);
   }
 
   async dial(port: number, target: "address" | "loopback", signal: AbortSignal): Promise<Duplex> {
@@ -299,6 +366,11 @@ class ProcessSandbox implements Sandbox {
         ];
       }),
     };
+  }
+
+  applyFiles(volume: Extract<Volume, { type: "files" }>): Promise<void> {
+    applyFiles(this.#home, volume);
+    return Promise.resolve();
   }
 
   close(): Promise<void> {
