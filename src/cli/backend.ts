@@ -1,4 +1,5 @@
 /** `vmlet backend`: the reference backend, and what its host lacks for it. */
+import { isatty } from "node:tty";
 import { Command } from "commander";
 import { checkSecrets, startBackend } from "../../providers/local/backend.ts";
 import { loadBackendConfig } from "../../providers/local/config.ts";
@@ -16,6 +17,7 @@ import { isHostStopping } from "./host-state.ts";
 import { outliveFaults, PROGRAM_FOLDER } from "./faults.ts";
 import { Report, withReportOptions, type ReportOptions } from "./report.ts";
 import { logFormatOption } from "./log-format.ts";
+import { Progress } from "./progress.ts";
 import { VERSION } from "./version.ts";
 
 export function backendCommand(): Command {
@@ -40,15 +42,16 @@ async function run(path: string, format: LogFormat): Promise<void> {
   const logger = createLogger({ level: config.logLevel, format });
   openNoDebugger(logger);
   const { fatal } = outliveFaults(logger, { ownFolder: PROGRAM_FOLDER });
-  const backend = await startBackend(config, { clock: systemClock, logger, version: VERSION }).catch(
-    (thrown: unknown) => {
-      // When the operating system refuses a port or a file, the user has to change the configuration file.
-      const error = toError(thrown);
-      throw "syscall" in error
-        ? new ConfigError(`${path}: ${fieldOf(error)}${error.message}`, { cause: thrown })
-        : thrown;
-    },
-  );
+  const starting = startBackend(config, { clock: systemClock, logger, version: VERSION });
+  // Elsewhere the log is all that there is, and programs read it.
+  const shown = isatty(2) ? new Progress().of("Starting the backend", () => starting) : starting;
+  const backend = await shown.catch((thrown: unknown) => {
+    // When the operating system refuses a port or a file, the user has to change the configuration file.
+    const error = toError(thrown);
+    throw "syscall" in error
+      ? new ConfigError(`${path}: ${fieldOf(error)}${error.message}`, { cause: thrown })
+      : thrown;
+  });
   logger.info(
     { url: backend.url, engine: config.engine.type, stateDir: config.stateDir },
     "The backend serves the Machine API",

@@ -11,6 +11,7 @@ import { CHECKS, runConformance, type CheckResult, type ConformanceReport } from
 import { silentLogger } from "../telemetry/logger.ts";
 import { toError } from "../util/errors.ts";
 import { signalToStop } from "./exit.ts";
+import { Progress } from "./progress.ts";
 import { createModuleProvider } from "./provider-module.ts";
 
 interface Flags {
@@ -123,20 +124,29 @@ async function check(url: string, flags: Flags): Promise<number> {
   const target = { url, credentials, ...(flags.allowPlainHttp === true ? { allowPlainHttp: true } : {}) };
   let provider: HttpVmProvider | undefined;
   try {
-    provider = new HttpVmProvider(target);
-    const report = await runConformance(provider, {
-      http: httpTarget(target),
-      signal: signalToStop(),
-      patienceMs: flags.patience * 1000,
-      concurrency: flags.concurrency,
-      image: flags.image,
-      only: flags.only,
-      echo:
-        flags.echoCommand === undefined || flags.echoPort === undefined
-          ? undefined
-          : { command: ["sh", "-c", flags.echoCommand], port: flags.echoPort },
-      onResult: flags.json === true ? undefined : printResult,
-    });
+    const backend = new HttpVmProvider(target);
+    provider = backend;
+    const progress = new Progress();
+    let done = 0;
+    const all = CHECKS.filter(({ name }) => flags.only?.some((prefix) => name.startsWith(prefix)) ?? true).length;
+    const report = await progress.of("Checking the backend", (tell) =>
+      runConformance(backend, {
+        http: httpTarget(target),
+        signal: signalToStop(),
+        patienceMs: flags.patience * 1000,
+        concurrency: flags.concurrency,
+        image: flags.image,
+        only: flags.only,
+        echo:
+          flags.echoCommand === undefined || flags.echoPort === undefined
+            ? undefined
+            : { command: ["sh", "-c", flags.echoCommand], port: flags.echoPort },
+        onResult: (result) => {
+          tell(`${++done} of ${all}`);
+          if (flags.json !== true) progress.above(() => printResult(result));
+        },
+      }),
+    );
     print(flags.json === true ? JSON.stringify(report, null, 2) : closingLines(report).join("\n"));
     return report.failed === 0 ? 0 : 1;
   } catch (thrown) {

@@ -23,10 +23,14 @@ import { portNumber, signalToStop } from "./exit.ts";
 import { outliveFaults, PROGRAM_FOLDER } from "./faults.ts";
 import { logFormatOption } from "./log-format.ts";
 import { openPage } from "./page.ts";
+import { Progress } from "./progress.ts";
 import { createProvider } from "./providers.ts";
+import { showPulls } from "./pull-progress.ts";
 import { VERSION } from "./version.ts";
 
 const NODE = "vmlet-dev";
+const LEFT_OVER = "Removing machines that an earlier run has left";
+const ENDING = "Ending machines";
 
 interface DevOptions extends ForeignBackend, SimulationOptions {
   kubeconfig?: string | undefined;
@@ -78,11 +82,14 @@ async function dev(options: DevOptions, logger: Logger, stop: AbortSignal): Prom
   const isForeign = options.backend !== undefined || options.module !== undefined;
   const clusterId = isForeign ? await clusterIdOf(stateDir) : "dev";
   const alone = options.kubeconfig === undefined;
-  const machines = await startMachines(options, { stateDir, clusterId, isForeign, logger });
+  const progress = new Progress();
+  const machines = await progress.of("Starting what machines run on", () =>
+    startMachines(options, { stateDir, clusterId, isForeign, logger }),
+  );
   let cluster: DevCluster | undefined;
   try {
     if (alone) {
-      await machines.remove();
+      await progress.of(LEFT_OVER, () => machines.remove());
       const port = options.demo ? 0 : options.port;
       // Not seen by machines that have a network of their own; from this machine they answer.
       const serviceProxy = machines.dial && { network: serviceNetwork(port), dial: machines.dial };
@@ -100,13 +107,13 @@ async function dev(options: DevOptions, logger: Logger, stop: AbortSignal): Prom
     const config = agentConfig(options, { kubeconfig, machines, clusterId: alone ? clusterId : undefined });
     const status = options.demo
       ? await demo({ config, configFile: join(stateDir, "demo.yaml"), kubeconfig, machines, stop })
-      : await serve({ config, kubeconfig, machines, logger, stop }, (page) =>
+      : await serve({ config, kubeconfig, machines, progress, logger, stop }, (page) =>
           printWelcome({ alone, machines, kubeconfig, page }),
         );
     if (!alone) console.log(`\n${whatStays(machines)}`);
     return status;
   } finally {
-    if (alone) await machines.remove();
+    if (alone) await progress.of(ENDING, () => machines.remove());
     await machines.close();
     await cluster?.close();
   }
@@ -168,10 +175,17 @@ async function demo(options: {
 
 /** Until it is stopped. @param isUp is told the address of the page @returns the process's exit status */
 async function serve(
-  options: { config: string; kubeconfig: string; machines: DevMachines; logger: Logger; stop: AbortSignal },
+  options: {
+    config: string;
+    kubeconfig: string;
+    machines: DevMachines;
+    progress: Progress;
+    logger: Logger;
+    stop: AbortSignal;
+  },
   isUp: (page: string) => void,
 ): Promise<number> {
-  const { config, kubeconfig, machines, logger, stop } = options;
+  const { config, kubeconfig, machines, progress, logger, stop } = options;
   const agent = await openAgent(config, { shared: machines.shared, logger, stop }).catch((thrown: unknown) => {
     if (!stop.aborted) throw thrown;
   });
@@ -182,7 +196,8 @@ async function serve(
   const page = await openPage({ kubeConfig, namespace: undefined, port: 0, logger });
   if (!stop.aborted) isUp(page.url);
   const ended = new AbortController();
-  const shown = page.run(ended.signal);
+  const pulls = showPulls(machines.list, progress, { clock: systemClock, signal: ended.signal });
+  const shown = Promise.all([page.run(ended.signal), pulls]);
   try {
     await running;
   } finally {

@@ -16,6 +16,7 @@ import { systemClock, type Clock } from "../util/clock.ts";
 import { toError, VmletError } from "../util/errors.ts";
 import { signalToStop } from "./exit.ts";
 import { requireNode } from "./no-such-node.ts";
+import { Progress } from "./progress.ts";
 import { VERSION } from "./version.ts";
 
 const POLL_MS = 500;
@@ -78,11 +79,16 @@ export function smokeCommand(): Command {
         version: VERSION,
       });
       const signal = signalToStop();
+      const progress = new Progress();
       let failed = 0;
       for (const node of nodes) {
         const started = systemClock.monotonic();
-        const step = (text: string) =>
-          console.log(`${node}: ${text} (${((systemClock.monotonic() - started) / 1000).toFixed(1)} s)`);
+        const seconds = () => ((systemClock.monotonic() - started) / 1000).toFixed(1);
+        const working = progress.begin(`Smoke test of ${node}`);
+        const step = (text: string) => {
+          working.tell(text);
+          progress.above(() => console.log(`${node}: ${text} (${seconds()} s)`));
+        };
         try {
           await smoke({
             kube,
@@ -98,6 +104,8 @@ export function smokeCommand(): Command {
         } catch (thrown) {
           failed++;
           step(`FAILED: ${toError(thrown).message}`);
+        } finally {
+          working();
         }
       }
       await kube.close();

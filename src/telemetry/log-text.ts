@@ -54,5 +54,6 @@ function valueText(value: unknown): string {
   return /^[^\s"=]+$/.test(value) ? escaped(value) : escaped(JSON.stringify(value));
 }
 
-const escaped = (text: string): string =>
+/** As one line of text that changes nothing on a terminal. */
+export const escaped = (text: string): string =>
   text.replace(UNPRINTABLE, (character) => `\\u${character.charCodeAt(0).toString(16).padStart(4, "0")}`);
