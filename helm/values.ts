@@ -104,6 +104,13 @@ export const valuesSchema = z.strictObject({
     image: z.strictObject({ repository: z.string(), tag, digest }),
     resources,
   }),
+  webhook: z.strictObject({
+    enabled: z.boolean(),
+    replicas: z.int().min(1).max(10),
+    existingSecret: name,
+    caBundle: z.string(),
+    resources,
+  }),
 });
 
 export function valuesJsonSchema(): object {

@@ -63,6 +63,10 @@ const commands: CommandTable = {
     summary: "hold a Machine API to its contract",
     build: async () => (await import("./conformance.ts")).conformanceCommand(),
   },
+  webhook: {
+    summary: "place the pods of namespaces that have a policy for bursts",
+    build: async () => (await import("./webhook.ts")).webhookCommand(),
+  },
   smoke: {
     summary: "run a pod on a node and see it come and go",
     build: async () => (await import("./smoke.ts")).smokeCommand(),

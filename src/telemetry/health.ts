@@ -107,9 +107,12 @@ interface HealthServerOptions {
   probePort?: number | undefined;
   livez: HealthChecks;
   readyz: HealthChecks;
-  metrics: Metrics;
+  metrics: Scraped;
   logger: Logger;
 }
+
+/** What /metrics tells. */
+type Scraped = Pick<Metrics, "render" | "registry">;
 
 /**
  * Serves `/livez`, `/healthz`, `/readyz` (each with `/NAME` for a single check) and `/metrics` over plain HTTP.
@@ -137,7 +140,7 @@ interface Listener {
   close(): Promise<void>;
 }
 
-async function listenOn(port: number, options: HealthServerOptions, metrics?: Metrics): Promise<Listener> {
+async function listenOn(port: number, options: HealthServerOptions, metrics?: Scraped): Promise<Listener> {
   const { livez, readyz } = options;
   const endpoints: Record<string, HealthChecks> = { livez, healthz: livez, readyz };
   const render = metrics && together(() => metrics.render());

@@ -3,6 +3,7 @@ import { describe, expect, test } from "vitest";
 import { parseBackendConfig } from "../../../providers/local/config.ts";
 import { parseConfig } from "../../../src/config/load.ts";
 import { nodePermissions, type Permission } from "../../../src/agent/permissions.ts";
+import { BURST_LABEL, BURST_POLICIES, SYSTEM_NAMESPACES } from "../../../src/webhook/placement.ts";
 import type { Json } from "../../e2e/harness/client.ts";
 import { keyOf, rightsOf } from "./rights.ts";
 import {
@@ -158,9 +159,10 @@ describe.each(names)("every Deployment of %s", (name) => {
     }
   });
 
-  test.each(deployments)("%s never runs two at once unless one of them waits", (_, object) => {
-    const elects = object.metadata.labels["app.kubernetes.io/component"] === "agent" && name !== "single";
-    expect(object.spec.strategy.type).toBe(elects ? "RollingUpdate" : "Recreate");
+  test.each(deployments)("%s never runs two at once unless one of them waits, or both only answer", (_, object) => {
+    const component = object.metadata.labels["app.kubernetes.io/component"];
+    const mayOverlap = component === "webhook" || (component === "agent" && name !== "single");
+    expect(object.spec.strategy.type).toBe(mayOverlap ? "RollingUpdate" : "Recreate");
   });
 });
 
@@ -373,7 +375,7 @@ describe("the network policy", () => {
         .some(({ spec }) => spec.ingress.some(({ ports }: Json) => ports.some(({ port }: Json) => port === 10248))),
     );
     expect(open).toEqual(["full"]);
-    const { ingress } = find(objectsOf("full"), "NetworkPolicy").spec;
+    const { ingress } = find(objectsOf("full"), "NetworkPolicy", "burst-vmlet").spec;
     const monitoring = { namespaceSelector: { matchLabels: { "kubernetes.io/metadata.name": "monitoring" } } };
     expect(ingress[1]).toEqual({ from: [monitoring], ports: [{ protocol: "TCP", port: 10248 }] });
   });
@@ -386,13 +388,13 @@ describe("the network policy", () => {
   });
 
   test("lets callers reach the kubelet port of every node", () => {
-    const policy = find(objectsOf("full"), "NetworkPolicy");
+    const policy = find(objectsOf("full"), "NetworkPolicy", "burst-vmlet");
     expect(policy.spec.ingress[0].ports.map((port: Json) => port.port)).toEqual([10250, 10350, 10252]);
   });
 
   test("lets nobody reach the port of the agent's probes, which come from its own host", () => {
-    const policy = find(objectsOf("full"), "NetworkPolicy");
-    const [agent] = find(objectsOf("full"), "Deployment").spec.template.spec.containers;
+    const policy = find(objectsOf("full"), "NetworkPolicy", "burst-vmlet");
+    const [agent] = find(objectsOf("full"), "Deployment", "burst-vmlet").spec.template.spec.containers;
     const port = agent.ports.find((each: Json) => each.name === "probes").containerPort as number;
     const used = [agent.startupProbe, agent.livenessProbe, agent.readinessProbe].map((probe) => probe.httpGet.port);
     expect(used).toEqual(["probes", "probes", "probes"]);
@@ -502,3 +504,33 @@ function neededKey({ attributes: a }: Permission): string {
     name,
   });
 }
+
+describe("the webhook", () => {
+  const [enforce, overflow] = find(objectsOf("full"), "MutatingWebhookConfiguration").webhooks;
+
+  test("is asked about new pods of namespaces with a policy, and of no namespace of the cluster's own", () => {
+    for (const [policy, webhook] of Object.entries({ enforce, overflow })) {
+      expect(webhook.clientConfig.service).toMatchObject({ name: "burst-vmlet-webhook", path: `/${policy}` });
+      expect(webhook.namespaceSelector.matchLabels).toEqual({ [BURST_LABEL]: policy });
+      const [{ operator, values }] = webhook.namespaceSelector.matchExpressions;
+      expect(operator).toBe("NotIn");
+      expect(values).toEqual([...SYSTEM_NAMESPACES, namespace]);
+    }
+    expect(BURST_POLICIES).toEqual(["enforce", "overflow"]);
+  });
+
+  test("keeps no pod from being created, whatever becomes of it", () => {
+    for (const webhook of [enforce, overflow])
+      expect(webhook).toMatchObject({ failurePolicy: "Ignore", timeoutSeconds: 2, sideEffects: "None" });
+  });
+
+  test("does not render without a certificate, or a CA that the API server would know it by", async () => {
+    const without = async (webhook: Json) =>
+      renderValues(minimal({ webhook })).then(
+        () => "",
+        (thrown: unknown) => String(thrown),
+      );
+    expect(await without({ enabled: true })).toContain("webhook.existingSecret: is required");
+    expect(await without({ enabled: true, existingSecret: "s" })).toContain("webhook.caBundle: is required");
+  });
+});
