@@ -122,6 +122,7 @@ export class PodApi {
         path: podPath(namespace, name),
         body: { kind: "DeleteOptions", apiVersion: "v1", gracePeriodSeconds: 0, preconditions: { uid } },
         signal,
+        metadataOnly: true,
       });
     } catch (thrown) {
       const reaction = this.#react("remove", pod, thrown, signal);

@@ -54,7 +54,7 @@ test("a pod's end costs two requests: its last status and its removal", async ()
     await world.clock.advance(5_000);
   });
   expect(world.pods()).toEqual([]);
-  expect(sent).toEqual({ "PATCH /POD/status (metadata)": PODS, "DELETE /POD": PODS });
+  expect(sent).toEqual({ "PATCH /POD/status (metadata)": PODS, "DELETE /POD (metadata)": PODS });
   await agent.stop();
 });
 
