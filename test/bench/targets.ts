@@ -1,5 +1,5 @@
 /** The agents that the bench measures: vmlet in its variants, and the peers. */
-import { writeFile } from "node:fs/promises";
+import { readFile, writeFile } from "node:fs/promises";
 import { basename, join } from "node:path";
 import { buildKwok, buildVirtualKubelet } from "../e2e/harness/build.ts";
 import type { Cluster } from "../e2e/harness/cluster.ts";
@@ -161,6 +161,7 @@ export function vmlet(variant: "memory" | "http" | "process", checkout?: string)
         provider = { ...backend.provider, ...unlimited };
       }
       const kubeconfig = await cluster.userKubeconfig(nodeName, ["system:masters"]);
+      const image = await imageCommand(checkout ?? here);
       start = () =>
         startAgent({
           sandbox,
@@ -172,6 +173,7 @@ export function vmlet(variant: "memory" | "http" | "process", checkout?: string)
           // The peers limit themselves to what their defaults say; kwok's defaults do not limit it at all.
           config: { logLevel: "warn", api: { qps: 5000, burst: 5000 } },
           main: join(checkout ?? here, "dist/src/cli/main.js"),
+          ...image,
         });
     },
     async startAgent() {
@@ -187,6 +189,15 @@ export function vmlet(variant: "memory" | "http" | "process", checkout?: string)
       await agent?.stop();
     },
   };
+}
+
+/** How the agent's image starts Node: what users run is that. */
+async function imageCommand(checkout: string): Promise<{ nodeFlags: string[]; env: NodeJS.ProcessEnv }> {
+  const dockerfile = await readFile(join(checkout, "Dockerfile"), "utf8");
+  const agent = dockerfile.slice(dockerfile.search(/^FROM .* AS agent$/m));
+  const command = JSON.parse(/^ENTRYPOINT (\[.*\])$/m.exec(agent)![1]!) as string[];
+  const env = Object.fromEntries([...agent.matchAll(/^ENV (\w+)=(\S+)$/gm)].map(([, name, value]) => [name, value]));
+  return { nodeFlags: command.slice(1, -1), env };
 }
 
 /** Limits of the client that would be measured instead of the agent. */

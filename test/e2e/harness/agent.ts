@@ -118,6 +118,8 @@ export interface AgentOptions {
   main?: string | undefined;
   /** Its environment, beside this process's own. */
   env?: NodeJS.ProcessEnv | undefined;
+  /** Node's own flags. */
+  nodeFlags?: readonly string[] | undefined;
 }
 
 export async function startAgent(options: AgentOptions): Promise<AgentProcess> {
@@ -160,6 +162,7 @@ export async function startAgent(options: AgentOptions): Promise<AgentProcess> {
   const agent = restartable(sandbox, `agent-${nodeName}`, args, () => health.text("/readyz"), {
     env,
     main: options.main,
+    nodeFlags: options.nodeFlags,
   });
   await agent.start();
   return Object.assign(agent, { healthUrl, kubeletPort });
@@ -186,13 +189,22 @@ export function hostAddress(): string {
  * @param probe resolves when it answers
  * @param options.env replaces this process's own
  * @param options.main the program's main file
+ * @param options.nodeFlags Node's own flags
  */
 export function restartable(
   sandbox: Sandbox,
   name: string,
   args: readonly string[],
   probe: () => Promise<unknown>,
-  { env, main = program }: { env?: NodeJS.ProcessEnv | undefined; main?: string | undefined } = {},
+  {
+    env,
+    main = program,
+    nodeFlags = [],
+  }: {
+    env?: NodeJS.ProcessEnv | undefined;
+    main?: string | undefined;
+    nodeFlags?: readonly string[] | undefined;
+  } = {},
 ): RestartableProcess {
   let child: ManagedProcess | undefined;
   const current = () => {
@@ -200,7 +212,7 @@ export function restartable(
     return child;
   };
   const start = async () => {
-    child = sandbox.spawn(name, process.execPath, [main, ...args], env && { env });
+    child = sandbox.spawn(name, process.execPath, [...nodeFlags, main, ...args], env && { env });
     const ready = new AbortController();
     try {
       await Promise.race([
