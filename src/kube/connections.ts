@@ -1,5 +1,7 @@
 /** The connections to the API server: one pool for each kind of traffic, replaced when the TLS credentials change. */
-import { Agent, ProxyAgent, type Dispatcher } from "undici";
+import type { Dispatcher } from "undici";
+import Agent from "undici/lib/dispatcher/agent.js";
+import ProxyAgent from "undici/lib/dispatcher/proxy-agent.js";
 import type { Logger } from "../telemetry/logger.ts";
 import type { Credentials } from "./credentials.ts";
 import type { KubeRequest } from "./kube.ts";

@@ -7,6 +7,7 @@
  * place, and nothing can delay the lease. Of the calls, those about the objects of one namespace have a share: an
  * admission webhook that is slow for that namespace holds up no other.
  */
+import openReply from "undici/lib/api/api-request.js";
 import { GroupLimit } from "../queue/group-limit.ts";
 import { TokenBucket } from "../queue/rate-limit.ts";
 import type { Logger } from "../telemetry/logger.ts";
@@ -358,7 +359,7 @@ export class KubeTransport implements Kube {
   ): Promise<Reply> {
     const { dispatcher, request: sent, answered, failed } = this.#sending(request, credentials, lane);
     try {
-      const reply = await dispatcher.request({ ...sent, signal });
+      const reply = await openReply.call(dispatcher, { ...sent, signal });
       answered(reply.statusCode, reply.headers);
       return { status: reply.statusCode, headers: reply.headers, body: reply.body };
     } catch (thrown) {

@@ -6,7 +6,11 @@
  * Labels are bounded: no pod, UID, namespace or image labels here. Per-pod figures belong to /metrics/resource and
  * /stats/summary, which are made afresh for every scrape. Units are seconds and bytes.
  */
-import { Counter, Gauge, Histogram, Registry, collectDefaultMetrics } from "prom-client";
+import Counter from "prom-client/lib/counter.js";
+import Gauge from "prom-client/lib/gauge.js";
+import Histogram from "prom-client/lib/histogram.js";
+import Registry from "prom-client/lib/registry.js";
+import { collectProcessFigures } from "./process-figures.ts";
 
 interface MetricsOptions {
   /** The nodes of this process. */
@@ -26,13 +30,6 @@ const WORKQUEUE_BUCKETS = [1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1, 10];
 const STATUS_SYNC_BUCKETS = [0.01, 0.05, 0.1, 0.5, 1, 2, 3, 4, 5, 10, 20, 30, 45, 60];
 const REST_CLIENT_BUCKETS = [0.005, 0.025, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60];
 
-/** prom-client's defaults whose names break the naming rules that `promtool check metrics` enforces. */
-const BADLY_NAMED_DEFAULTS = [
-  "nodejs_active_handles_total",
-  "nodejs_active_requests_total",
-  "nodejs_active_resources_total",
-];
-
 /** Lines of the exposition that the kubelet API of a node leaves out. */
 const OF_THE_PROCESS = /^(# (HELP|TYPE) )?vmlet_build_info\b/;
 
@@ -47,10 +44,7 @@ const OF_THE_PROCESS = /^(# (HELP|TYPE) )?vmlet_build_info\b/;
  */
 export function createMetrics(options: MetricsOptions) {
   const registry = new Registry();
-  if (options.process ?? true) {
-    collectDefaultMetrics({ register: registry });
-    for (const name of BADLY_NAMED_DEFAULTS) registry.removeSingleMetric(name);
-  }
+  if (options.process ?? true) collectProcessFigures(registry);
 
   const make = makers([registry]);
   const { gauge } = make;
