@@ -71,6 +71,7 @@ export class Collector {
         if (this.#isOld(`buried ${id} ${version}`, before, tombstoneMs)) await cloud.withdraw(record, options);
         return;
       case "told":
+      case "held":
       case "over":
     }
   }

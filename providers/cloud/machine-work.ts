@@ -77,6 +77,7 @@ export class MachineWork {
     switch (record.phase) {
       case "made":
       case "told":
+      case "held":
         return await this.#lookAtLive(record, spec, options);
       case "ending":
       case "burying": {
@@ -102,7 +103,7 @@ export class MachineWork {
     const vm = await this.#options.cloud.vm(record.vm!, options);
     if (vm === undefined) {
       // Something may have run in it, and runs no more: never made again, for what has run once must not run twice.
-      if (record.phase === "told")
+      if (record.phase !== "made")
         return await this.#give(record, failed("VmLost", "the VM of this machine is gone", this.#at()), options);
       if (spec === undefined) return "absent";
       return await this.#makeVm(record, spec, options);
@@ -115,14 +116,27 @@ export class MachineWork {
       machine = await this.#options.guests.of(vm).getPod(record.id, options);
     } catch (thrown) {
       if (!isProviderError(thrown, "not_found")) throw unknown(record, thrown);
+      if (record.phase === "held")
+        return await this.#give(record, failed("MachineLost", "its guest has lost this machine", this.#at()), options);
       // Told, and it never arrived: it may still.
       if (spec === undefined) return "absent";
       machine = await this.#put(record, spec, vm, options);
     }
     this.#options.guests.heard(machine);
+    if (record.phase === "told") await this.#hold(record, options);
     // Somebody wanted it gone, and let it have its grace.
     if (machine.state === "deleted") return await this.#bury(record, machine.containers, options);
     return { machine: this.#views.told(record, vm, machine), record };
+  }
+
+  /** What one guest has had, none is told of again. That fails at worst: the next look writes it. */
+  async #hold(record: MachineRecord, options: CallOptions): Promise<void> {
+    try {
+      await this.#options.cloud.advance(record, { phase: "held" }, options);
+    } catch (thrown) {
+      if (options.signal.aborted) throw thrown;
+      this.#options.logger.debug({ machine: record.id, err: thrown }, "That a guest has its machine is written later");
+    }
   }
 
   /** No guest was told of it: without its specification there is none. */
@@ -250,7 +264,7 @@ export class MachineWork {
 
   /** The VM does not run, or never came up. */
   async #fallen(record: MachineRecord, vm: Vm, options: CallOptions): Promise<Sight | "again"> {
-    if (record.phase === "told")
+    if (record.phase !== "made")
       return await this.#give(
         record,
         failed("VmStopped", "the VM of this machine stopped", this.#at(), this.#options.guests.lastOf(record.id)),
@@ -304,8 +318,8 @@ export class MachineWork {
     for (let turn = 0; turn < MOST_TURNS; turn++) {
       const record = await this.#options.cloud.record(id, options);
       if (record === undefined) return "absent";
-      if (record.phase !== "made" && record.phase !== "told") return await this.look(id, undefined, options);
-      if (record.phase === "told") {
+      if (!isLive(record)) return await this.look(id, undefined, options);
+      if (record.phase !== "made") {
         const vm = await this.#options.cloud.vm(record.vm!, options);
         if (vm !== undefined && !vm.isSeen) throw unknown(record);
         if (vm === undefined || vm.state === "stopped") return await this.look(id, undefined, options);
@@ -315,6 +329,7 @@ export class MachineWork {
         } catch (thrown) {
           if (!isProviderError(thrown, "not_found")) throw unknown(record, thrown);
         }
+        if (record.phase === "held") return await this.look(id, undefined, options);
       }
       // Its guest knows of nothing; what is under way to it finds no VM.
       await this.#give(record, { state: "stopped", at: this.#at(), containers: [] }, options);
@@ -351,6 +366,7 @@ export class MachineWork {
           await this.#bury(record, record.end?.containers, options);
           break;
         case "told":
+        case "held":
           if ((await this.#buryTold(record, force, options)) === "stopping") return;
       }
     }
@@ -407,10 +423,17 @@ export class MachineWork {
   }
 }
 
-/** Labels of VMs. The birth is another for each order: what is meant for one VM reaches no other of its name. */
+/** Labels of VMs. */
 export const SCOPE_LABEL = "vmlet-scope";
 export const MACHINE_LABEL = "vmlet-machine";
-const BIRTH_LABEL = "vmlet-birth";
+/**
+ * Another for each order: what is meant for one VM reaches no other of its name.
+ * @internal
+ */
+export const BIRTH_LABEL = "vmlet-birth";
+
+/** A guest may have it, or may come to have it. */
+export const isLive = ({ phase }: MachineRecord): boolean => phase === "made" || phase === "told" || phase === "held";
 
 const seen = (record: MachineRecord): Sight => ({ machine: endedMachine(record), record });
 

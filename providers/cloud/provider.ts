@@ -43,7 +43,7 @@ import type { InstanceType, VmCloud } from "./cloud.ts";
 import { Collector } from "./collector.ts";
 import { Guests, type OpenGuest } from "./guests.ts";
 import { Quarantine } from "./instance-types.ts";
-import { MachineWork, type Sight } from "./machine-work.ts";
+import { isLive, MachineWork, type Sight } from "./machine-work.ts";
 import type { MachineRecord } from "./record.ts";
 import { Views } from "./views.ts";
 
@@ -75,6 +75,8 @@ interface Known {
   spec?: MachineSpec | undefined;
   /** What it last told. */
   told?: Machine | undefined;
+  /** The version of what it was told from. */
+  version?: number | undefined;
 }
 
 const EVENTS_KEPT = 10_000;
@@ -314,7 +316,7 @@ export class CloudProvider implements Provider {
   async #guestOf(id: string, { signal }: CallOptions): Promise<Provider> {
     const record = await this.#cloud.record(id, { signal });
     if (record === undefined || record.phase === "buried") throw noSuchMachine(id);
-    const vm = record.phase === "told" ? await this.#cloud.vm(record.vm!, { signal }) : undefined;
+    const vm = isLive(record) && record.phase !== "made" ? await this.#cloud.vm(record.vm!, { signal }) : undefined;
     if (vm === undefined)
       throw new ProviderError(
         "conflict",
@@ -347,10 +349,18 @@ export class CloudProvider implements Provider {
     const { machine, record } = sight;
     const known = this.#knownOf(id);
     if (record.phase !== "made") known.spec = undefined;
-    const { told } = known;
-    if (told !== undefined && !isNews(machine, told)) return told;
-    const seen = { ...machine, revision: ++this.#revision };
+    const { told, version = 0 } = known;
+    const isSame = told?.created_at === machine.created_at;
+    if (told !== undefined && isSame) {
+      if (machine.version < version) return told;
+      const isUnchanged = machine.reachability === told.reachability && machine.host === told.host;
+      if (machine.version === version && isUnchanged) return told;
+    }
+    // Grows with what the guest knows nothing of, too.
+    const grown = isSame ? Math.max(machine.version, told.version + 1) : machine.version;
+    const seen = { ...machine, version: grown, revision: ++this.#revision };
     known.told = seen;
+    known.version = machine.version;
     this.#events.publish(seen);
     return seen;
   }
@@ -418,13 +428,6 @@ export class CloudProvider implements Provider {
     };
     await Promise.all(Array.from({ length: ABREAST }, worker));
   }
-}
-
-/** Of two sights of a machine, whichever came first. */
-function isNews(machine: Machine, told: Machine): boolean {
-  if (machine.created_at !== told.created_at) return true;
-  if (machine.version !== told.version) return machine.version > told.version;
-  return machine.reachability !== told.reachability || machine.host !== told.host;
 }
 
 const lacks = (what: string) => new ProviderError("unsupported", `the guest has no ${what}`);

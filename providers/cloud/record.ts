@@ -1,17 +1,18 @@
 /**
  * What is written of a machine in its entry, which is all that is known of it beside what its VM's guest says:
  *
- *     made -> told -> ending -> over -> burying -> buried
+ *     made -> told -> held -> ending -> over -> burying -> buried
  *
- * `made`: it has the name of a VM, and no guest was told of it. `told`: a guest may have been. `ending`:
- * nothing is told any more, and its VM goes; `over` when that is gone. `burying` and `buried` are the same on the way
- * to a tombstone. Each step is one compare-and-swap, goes one way, and may be taken by anybody. A guest is told only by
- * who has seen `told` after the VM: the step to `ending` or `burying` ends that VM, and no other ever has its name.
+ * `made`: it has the name of a VM, and no guest was told of it. `told`: a guest may have been. `held`: its guest has
+ * it. `ending`: nothing is told any more, and its VM goes; `over` when that is gone. `burying` and `buried` are the
+ * same on the way to a tombstone. Each step is one compare-and-swap, goes one way, and may be taken by anybody. A guest
+ * is told only by who has seen `told` after the VM: the step to `ending` or `burying` ends that VM, and no other ever
+ * has its name.
  */
 import type { ContainerState, Machine, MachineSpec } from "../../src/provider/kit/index.ts";
 import type { Entry, InstanceType } from "./cloud.ts";
 
-export type Phase = "made" | "told" | "ending" | "over" | "burying" | "buried";
+export type Phase = "made" | "told" | "held" | "ending" | "over" | "burying" | "buried";
 
 export interface MachineRecord {
   readonly id: string;
@@ -71,7 +72,7 @@ export function recordOf({ name, words, version }: Entry): MachineRecord {
   };
 }
 
-const PHASES: readonly string[] = ["made", "told", "ending", "over", "burying", "buried"] satisfies Phase[];
+const PHASES: readonly string[] = ["made", "told", "held", "ending", "over", "burying", "buried"] satisfies Phase[];
 const isPhase = (text: string | undefined): text is Phase => text !== undefined && PHASES.includes(text);
 
 export function wordsOf(record: Omit<MachineRecord, "version" | "id">, scope: string): Entry["words"] {
@@ -142,7 +143,7 @@ export function waitingContainers(spec: MachineSpec): ContainerState[] {
 
 /** Machines' versions grow through all guests and phases that they have. */
 const PHASE_STEP = 2 ** 40;
-const STEPS: Readonly<Record<Phase, number>> = { made: 1, told: 2, ending: 3, over: 4, burying: 5, buried: 6 };
+const STEPS: Readonly<Record<Phase, number>> = { made: 1, told: 2, held: 2, ending: 3, over: 4, burying: 5, buried: 6 };
 
 export const versionIn = (phase: Phase, within: number): number =>
   STEPS[phase] * PHASE_STEP + Math.min(within, PHASE_STEP - 1);

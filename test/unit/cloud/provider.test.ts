@@ -6,13 +6,8 @@ import { ProviderError } from "../../../src/provider/errors.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
 import type { MachineEvent, Provider } from "../../../src/provider/provider.ts";
 import { machineSpec, script } from "../../support/builders.ts";
-import {
-  type CloudCall,
-  LARGE,
-  SimulatedCloud,
-  type SimulatedCloudOptions,
-  SMALL,
-} from "../../support/simulated-cloud.ts";
+import { type CloudStateOptions, LARGE, SMALL } from "../../support/cloud-state.ts";
+import { type CloudCall, SimulatedCloud } from "../../support/simulated-cloud.ts";
 import { settle, VirtualClock } from "../../support/virtual-clock.ts";
 
 const signal = new AbortController().signal;
@@ -33,7 +28,7 @@ class Setup {
   /** Called before a guest is asked. */
   ask: ((vm: Vm, call: string) => void | Promise<void>) | undefined;
 
-  constructor(options: SimulatedCloudOptions = {}) {
+  constructor(options: CloudStateOptions = {}) {
     this.cloud = new SimulatedCloud(options);
   }
 
@@ -62,7 +57,7 @@ class Setup {
         if (typeof value !== "function") return value;
         return async (...args: unknown[]) => {
           await this.ask?.(vm, String(key));
-          if (this.cloud.vms.get(vm.name)?.request.labels["vmlet-birth"] !== birth) throw unavailable();
+          if (this.cloud.state.vms.get(vm.name)?.request.labels["vmlet-birth"] !== birth) throw unavailable();
           return await (value.apply(target, args) as Promise<unknown>);
         };
       },
@@ -79,7 +74,7 @@ class Setup {
   }
 
   get vmNames(): string[] {
-    return [...this.cloud.vms.keys()];
+    return [...this.cloud.state.vms.keys()];
   }
 
   /** Time passes, and everything that it sets off. */
@@ -115,7 +110,7 @@ describe("a machine is made once", () => {
       setup.loseAnswer(call);
       await expect(agent.createPod("m", spec(), { signal })).rejects.toEqual(code("unavailable"));
       expect(await agent.createPod("m", spec(), { signal })).toMatchObject({ state: "running" });
-      expect(setup.cloud.ordered).toHaveLength(1);
+      expect(setup.cloud.state.ordered).toHaveLength(1);
     },
   );
 
@@ -125,7 +120,7 @@ describe("a machine is made once", () => {
       [setup.agent(), setup.agent()].map((agent) => agent.createPod("m", spec(), { signal })),
     );
     expect(new Set(made.map(({ created_at }) => created_at)).size).toBe(1);
-    expect(setup.cloud.ordered).toHaveLength(1);
+    expect(setup.cloud.state.ordered).toHaveLength(1);
     expect(setup.guests.size).toBe(1);
   });
 
@@ -137,9 +132,9 @@ describe("a machine is made once", () => {
     const second = setup.agent();
     // Without its specification nobody can make it: for this agent it is not there yet.
     await expect(second.getPod("m", { signal })).rejects.toEqual(code("not_found"));
-    for (const vm of setup.cloud.vms.values()) vm.state = "running";
+    for (const vm of setup.cloud.state.vms.values()) vm.state = "running";
     expect(await second.createPod("m", spec(), { signal })).toMatchObject({ state: "running" });
-    expect(setup.cloud.ordered).toHaveLength(1);
+    expect(setup.cloud.state.ordered).toHaveLength(1);
   });
 
   test("and the create of another specification under its id is a conflict", async () => {
@@ -155,7 +150,7 @@ describe("a machine is made once", () => {
     const setup = new Setup({ bootsAtOnce: false });
     const agent = setup.agent();
     await agent.createPod("m", spec(), { signal });
-    for (const vm of setup.cloud.vms.values()) vm.state = "running";
+    for (const vm of setup.cloud.state.vms.values()) vm.state = "running";
     await setup.pass(2000);
     expect(await agent.getPod("m", { signal })).toMatchObject({ state: "running" });
   });
@@ -177,7 +172,7 @@ describe("what is not known is not absent", () => {
     const setup = new Setup();
     const agent = setup.agent();
     await agent.createPod("m", spec(), { signal });
-    for (const vm of setup.cloud.vms.values()) vm.isSeen = false;
+    for (const vm of setup.cloud.state.vms.values()) vm.isSeen = false;
     expect(await agent.getPod("m", { signal })).toMatchObject({ state: "running", reachability: "unknown" });
     await expect(setup.agent().getPod("m", { signal })).rejects.toEqual(code("unavailable"));
   });
@@ -204,7 +199,7 @@ describe("what is not known is not absent", () => {
 
   test("when an entry makes no sense", async () => {
     const setup = new Setup();
-    setup.cloud.words.set("m", { words: { phase: "soon" }, version: 1 });
+    setup.cloud.state.words.set("m", { words: { phase: "soon" }, version: 1 });
     await expect(setup.agent().getPod("m", { signal })).rejects.toEqual(code("unavailable"));
   });
 });
@@ -214,12 +209,12 @@ describe("a machine whose VM is lost", () => {
     const setup = new Setup();
     const agent = setup.agent();
     await agent.createPod("m", spec(), { signal });
-    setup.cloud.lose(setup.vmNames[0]!);
+    setup.cloud.state.lose(setup.vmNames[0]!);
     const lost = await agent.getPod("m", { signal });
     expect(lost).toMatchObject({ state: "failed", reason: "VmLost" });
     expect(await agent.createPod("m", spec(), { signal })).toEqual(lost);
     expect(await setup.agent().getPod("m", { signal })).toMatchObject({ state: "failed", reason: "VmLost" });
-    expect(setup.cloud.ordered).toHaveLength(1);
+    expect(setup.cloud.state.ordered).toHaveLength(1);
   });
 
   test("has failed when the VM has stopped, not before that is gone, with its containers as they were last seen", async () => {
@@ -227,9 +222,9 @@ describe("a machine whose VM is lost", () => {
     const agent = setup.agent();
     await agent.createPod("m", spec(), { signal });
     const [name] = setup.vmNames;
-    setup.cloud.vms.get(name!)!.state = "stopped";
+    setup.cloud.state.vms.get(name!)!.state = "stopped";
     expect(await agent.getPod("m", { signal })).toMatchObject({ state: "stopping" });
-    setup.cloud.lose(name!);
+    setup.cloud.state.lose(name!);
     expect(await agent.getPod("m", { signal })).toMatchObject({
       state: "failed",
       reason: "VmStopped",
@@ -263,7 +258,7 @@ describe("a deleted machine", () => {
     await agent.createPod("m", spec(), { signal });
     await agent.deletePod("m", { signal, force: true });
     expect(await agent.getPod("m", { signal })).toMatchObject({ state: "deleting" });
-    setup.cloud.lose(setup.vmNames[0]!);
+    setup.cloud.state.lose(setup.vmNames[0]!);
     expect(await agent.getPod("m", { signal })).toMatchObject({ state: "deleted" });
   });
 
@@ -271,11 +266,11 @@ describe("a deleted machine", () => {
     const setup = new Setup();
     const agent = setup.agent();
     await agent.createPod("m", spec(), { signal });
-    for (const vm of setup.cloud.vms.values()) vm.isSeen = false;
+    for (const vm of setup.cloud.state.vms.values()) vm.isSeen = false;
     await expect(agent.deletePod("m", { signal, force: false })).rejects.toEqual(code("unavailable"));
     await agent.deletePod("m", { signal, force: true });
     expect(setup.vmNames).toHaveLength(1);
-    for (const vm of setup.cloud.vms.values()) vm.isSeen = true;
+    for (const vm of setup.cloud.state.vms.values()) vm.isSeen = true;
     expect(await agent.getPod("m", { signal })).toMatchObject({ state: "deleted" });
   });
 
@@ -283,7 +278,7 @@ describe("a deleted machine", () => {
     const setup = new Setup({ bootsAtOnce: false });
     const slow = setup.agent();
     await slow.createPod("m", spec(), { signal });
-    for (const vm of setup.cloud.vms.values()) vm.state = "running";
+    for (const vm of setup.cloud.state.vms.values()) vm.state = "running";
     // Between the sight of the VM and the word that the guest may be told.
     const other = setup.agent();
     setup.ask = async (_vm, call) => {
@@ -306,16 +301,16 @@ describe("a deleted machine", () => {
     const setup = new Setup();
     await setup.agent().deletePod("m", { signal, force: false });
     await setup.pass(59 * 60_000);
-    expect(setup.cloud.words.size).toBe(1);
+    expect(setup.cloud.state.words.size).toBe(1);
     await setup.pass(3 * 60_000);
-    expect(setup.cloud.words.size).toBe(0);
+    expect(setup.cloud.state.words.size).toBe(0);
   });
 });
 
 describe("instance types", () => {
   test("that are sold out give way to the next that fits, which the pod is told of", async () => {
     const setup = new Setup({ bootsAtOnce: false });
-    setup.cloud.soldOut.add("small");
+    setup.cloud.state.soldOut.add("small");
     const machine = await setup.agent().createPod("m", spec(), { signal });
     expect(machine).toMatchObject({
       instance_type: "large",
@@ -328,9 +323,9 @@ describe("instance types", () => {
   test("that are sold out are not asked for again for three minutes", async () => {
     const setup = new Setup();
     const agent = setup.agent();
-    setup.cloud.soldOut.add("small");
+    setup.cloud.state.soldOut.add("small");
     await agent.createPod("a", spec(), { signal });
-    setup.cloud.soldOut.clear();
+    setup.cloud.state.soldOut.clear();
     expect(await agent.createPod("b", spec(), { signal })).toMatchObject({ instance_type: "large" });
     await setup.pass(181_000);
     expect(await agent.createPod("c", spec(), { signal })).toMatchObject({ instance_type: "small" });
@@ -339,11 +334,11 @@ describe("instance types", () => {
   test("that are all sold out leave the pod to wait, and leave no VM", async () => {
     const setup = new Setup();
     const agent = setup.agent();
-    setup.cloud.soldOut.add("small").add("large");
+    setup.cloud.state.soldOut.add("small").add("large");
     const refused = expect(agent.createPod("m", spec(), { signal })).rejects;
     await refused.toMatchObject({ code: "quota", retryAfterMs: 180_000 });
     await expect(agent.getPod("m", { signal })).rejects.toEqual(code("not_found"));
-    setup.cloud.soldOut.clear();
+    setup.cloud.state.soldOut.clear();
     await setup.pass(181_000);
     expect(await agent.createPod("m", spec(), { signal })).toMatchObject({ state: "running" });
   });
@@ -355,10 +350,10 @@ describe("a VM that never comes up", () => {
     const agent = setup.agent({ bootMs: 60_000 });
     await agent.createPod("m", spec(), { signal });
     await setup.pass(65_000);
-    expect(setup.cloud.ordered).toHaveLength(2);
+    expect(setup.cloud.state.ordered).toHaveLength(2);
     await setup.pass(180_000);
     expect(await agent.getPod("m", { signal })).toMatchObject({ state: "failed", reason: "VmNeverReady" });
-    expect(setup.cloud.ordered).toHaveLength(3);
+    expect(setup.cloud.state.ordered).toHaveLength(3);
     await setup.pass(180_000);
     expect(setup.vmNames).toEqual([]);
   });
@@ -373,7 +368,7 @@ describe("what nobody needs", () => {
     const setup = new Setup();
     const agent = setup.agent();
     await agent.createPod("m", spec(), { signal });
-    const [order] = setup.cloud.ordered;
+    const [order] = setup.cloud.state.ordered;
     await agent.deletePod("m", { signal, force: true });
     await setup.cloud.createVm(order!);
     await setup.pass(59_000);
@@ -423,7 +418,7 @@ describe("what nobody needs", () => {
     await setup.agent().getPods({ signal, labels: {} });
     await setup.pass(25 * 60_000);
     expect(setup.vmNames).toEqual([]);
-    expect(setup.cloud.words.size).toBe(0);
+    expect(setup.cloud.state.words.size).toBe(0);
   });
 
   test("a burial that its agent did not live to finish is finished", async () => {
@@ -433,10 +428,10 @@ describe("what nobody needs", () => {
     await first.deletePod("m", { signal, force: true });
     await first.close();
     const [name] = setup.vmNames;
-    setup.cloud.lose(name!);
+    setup.cloud.state.lose(name!);
     await setup.agent().getPods({ signal, labels: {} });
     await setup.pass(61_000);
-    expect(setup.cloud.words.get("m")?.words["phase"]).toBe("buried");
+    expect(setup.cloud.state.words.get("m")?.words["phase"]).toBe("buried");
   });
 });
 
