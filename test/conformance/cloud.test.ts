@@ -4,7 +4,8 @@ import { CloudProvider } from "../../providers/cloud/provider.ts";
 import { MEMORY_CAPABILITIES, MemoryProvider } from "../../providers/memory/index.ts";
 import type { Capability } from "../../src/provider/capabilities.ts";
 import { CHECKS, runConformance } from "../../src/provider/kit/index.ts";
-import { LARGE, SimulatedCloud, SMALL } from "../support/simulated-cloud.ts";
+import { LARGE, SMALL } from "../support/cloud-state.ts";
+import { SimulatedCloud } from "../support/simulated-cloud.ts";
 
 const CAPABILITIES: readonly Capability[] = [...MEMORY_CAPABILITIES, "restart_rules"];
 const ECHO = { command: ["sleep", "3600"], port: 7777 };
@@ -41,8 +42,8 @@ test.each([
   });
   cloud.after = (call, name) => {
     // What goes slowly is gone at the next look.
-    const vm = cloud.vms.get(name);
-    if (call === "getVm" && vm?.state === "deleting") cloud.lose(name);
+    const vm = cloud.state.vms.get(name);
+    if (call === "getVm" && vm?.state === "deleting") cloud.state.lose(name);
   };
   const report = await runConformance(provider, { echo: ECHO, concurrency: 20, patienceMs: 8000 });
   await provider.close();

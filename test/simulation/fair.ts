@@ -22,6 +22,7 @@ export async function judgeFairEnd(sim: Simulation): Promise<void> {
   world.trace?.("--- fair from here on");
   network.isFair = true;
   world.isBackendAway = false;
+  world.cloud?.mend();
   world.capacity.restore();
   for (const namespace of NAMESPACES)
     if (world.configMaps.find(namespace) === undefined) world.configMaps.write(namespace);
@@ -55,6 +56,7 @@ export async function judgeFairEnd(sim: Simulation): Promise<void> {
 
 /** Machines that were told to stop do so; new ones come up. */
 function liveOn({ world }: Simulation): void {
+  for (const vm of world.cloud?.state.vms.values() ?? []) world.cloud!.progress(vm);
   for (const [id, { machine }] of world.backend.machines) {
     const isStuck = machine.state === "running" && machine.containers.some(({ state }) => state === "terminated");
     if (machine.state !== "running" || isStuck) world.backend.progress(id);
@@ -91,7 +93,11 @@ async function judgeQuiet(sim: Simulation): Promise<void> {
   }
   const hasDeadline = (uid: string) => world.api.byUid(uid)?.spec.activeDeadlineSeconds !== undefined;
   for (const [what, times] of network.sent) {
-    if (hasDeadline(what.split(" ")[0]!) || !/api\.(PATCH|DELETE)|be\.(create|stop|delete|update)/.test(what)) continue;
+    if (
+      hasDeadline(what.split(" ")[0]!) ||
+      !/api\.(PATCH|DELETE)|(be|vm)\.(create|stop|delete|update)|entry\.(create|swap|remove)/.test(what)
+    )
+      continue;
     // A pod that a finalizer holds is let go again, later and later.
     if (!what.endsWith("api.DELETE") || times > MOST_LAST_WORDS) throw new Violation("L6", `writes in peace: ${what}`);
   }

@@ -34,6 +34,8 @@ export interface Switches {
   refusals?: boolean;
   /** The backend describes machines in ways that make no sense, some of them for good. */
   nonsense?: boolean;
+  /** Machines are VMs of a cloud, by the real provider of such. */
+  cloud?: boolean;
 }
 
 export interface Scenario {
@@ -155,6 +157,12 @@ export const SCENARIOS: readonly Scenario[] = [
     what: "Items of lists, events and answers that make no sense; of some machines for good",
     switches: { nonsense: true },
     share: 4,
+  },
+  {
+    name: "cloud",
+    what: "Machines are VMs of a cloud, by the real provider of such: answers are lost, lists lag, hosts go out of sight, VMs stop or are lost, sizes are sold out",
+    switches: { cloud: true },
+    share: 2,
   },
   {
     name: "all",

@@ -21,6 +21,7 @@ import { World } from "./world/world.ts";
 
 const STEPS = 170;
 const FAULT_RATE = 0.15;
+const FAULT_RATE_OF_MANY = 0.05;
 const DAY_MS = 86_400_000;
 
 export interface SimulationOptions {
@@ -69,7 +70,11 @@ export class Simulation {
         "vmlet.dev/namespace": "a",
         "vmlet.dev/pod": name,
       };
-      this.world.backend.plant(uid, { labels, restart_policy: "always", containers: [{ name: "main", image: "x:1" }] });
+      (this.world.cloud ?? this.world.backend).plant(uid, {
+        labels,
+        restart_policy: "always",
+        containers: [{ name: "main", image: "x:1" }],
+      });
     };
     plant("foreign", OTHER_NODE);
     if (this.seed % 5 === 0)
@@ -96,6 +101,7 @@ export class Simulation {
     for (let i = 0; i < STEPS; i++) {
       this.#step();
       await this.settle();
+      if (this.world.cloud !== undefined) await this.#goOn();
     }
     await judgeFairEnd(this);
   }
@@ -120,6 +126,21 @@ export class Simulation {
     return Math.max(0, Math.min(...this.agents.map(({ clock }) => clock.nextAt)) - this.world.now);
   }
 
+  /** Where machines are VMs, each step of an agent takes a dozen requests. */
+  async #goOn(): Promise<void> {
+    const r = this.#random;
+    for (let left = Math.floor(r() * 16); left > 0; left--) {
+      const agent = pick(r, this.agents);
+      const x = r();
+      if (this.network.of(agent).length > 0 && x < 0.8) this.#networkStep(agent);
+      else if (x < 0.85) agent.deliverPods(1);
+      else if (x < 0.9) this.advance(Math.min(this.untilTimer, 5_000));
+      else if (x < 0.95) this.#machineStep();
+      else this.world.cloud!.liveOn();
+      await this.settle();
+    }
+  }
+
   #step(): void {
     const r = this.#random;
     const { world, network } = this;
@@ -136,15 +157,18 @@ export class Simulation {
       if (this.agents.length < 2) this.#start();
     } else if (x < 0.73) this.#breakWatch(agent);
     else if (x < 0.83) userStep(world);
-    else if (x < 0.95) this.#machineStep();
-    else if (x < 0.955) this.#vanish();
+    else if (x < 0.95) {
+      this.#machineStep();
+      if (r() < 0.5) world.cloud?.step();
+    } else if (x < 0.955) this.#vanish();
     else if (x < 0.965) agent.deliverConfigs(1);
     else this.#scenarioStep(agent);
   }
 
   #networkStep(agent: Agent): void {
     const waiting = this.network.of(agent);
-    if (waiting.length > 0) this.network.decide(pick(this.#random, waiting), FAULT_RATE, (dead) => this.kill(dead));
+    const rate = this.world.cloud === undefined ? FAULT_RATE : FAULT_RATE_OF_MANY;
+    if (waiting.length > 0) this.network.decide(pick(this.#random, waiting), rate, (dead) => this.kill(dead));
     else {
       agent.deliverPods(1);
       agent.deliverMachines(1);
@@ -222,6 +246,7 @@ export class Simulation {
     if (scenario.leadership) steps.push(() => (agent.isLeader = !agent.isLeader));
     if (scenario.flapping) steps.push(() => this.#flap());
     if (scenario.nonsense) steps.push(() => this.#talkNonsense());
+    if (scenario.cloud) steps.push(() => world.cloud!.step());
     if (steps.length > 0) pick(r, steps)();
   }
 

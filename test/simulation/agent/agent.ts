@@ -11,6 +11,7 @@ import { parseMachineId } from "../../../src/podspec/machine-id.ts";
 import { PodController } from "../../../src/pods/controller.ts";
 import { plan as realPlan } from "../../../src/pods/planner.ts";
 import { ProviderError } from "../../../src/provider/errors.ts";
+import type { Random } from "../../../src/util/random.ts";
 import type { Machine, UnknownMachine } from "../../../src/provider/machine.ts";
 import type { MachineEvent, MachineList, Provider, UnknownMachineEvent } from "../../../src/provider/provider.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
@@ -23,6 +24,7 @@ import { Violation } from "../violation.ts";
 import { CLUSTER, NODE, OWNER, uidOf } from "../world/names.ts";
 import type { World } from "../world/world.ts";
 import { AgentClock } from "./clock.ts";
+import { asTold, cloudProviderOf } from "./cloud-provider.ts";
 import { BACKEND, rendererOf } from "./renderer.ts";
 import { Stream } from "./stream.ts";
 
@@ -63,7 +65,7 @@ export class Agent {
     });
     this.controller = new PodController({
       kube,
-      provider: this.#provider(),
+      provider: world.cloud === undefined ? this.#provider() : this.#cloudProvider(random),
       renderer: mutant?.renderer?.(renderer) ?? renderer,
       events: this.#events(),
       nodeName: NODE,
@@ -272,6 +274,17 @@ export class Agent {
       },
       close: () => Promise.resolve(),
     };
+  }
+
+  /** What it answers is what the agent is told. */
+  #cloudProvider(random: Random): Provider {
+    const { network, world } = this;
+    const uidOf = (id: string) => this.#uidOf(id);
+    return asTold(cloudProviderOf(this, { uidOf, fault: backendFault(world), random }), {
+      tell: (machine) => this.#tell(machine),
+      change: () => judgeLead(this, network),
+      end: (id) => this.#sweeps.judge(uidOf(id), network),
+    });
   }
 
   /** A mutant's ids tell no UID; the pod is then whichever of its cache has this one. */

@@ -125,6 +125,9 @@ function judgeExits(world: World, { pod, patch }: StatusWrite): void {
     for (const terminated of [status.state?.terminated, status.lastState?.terminated]) {
       if (!terminated?.containerID) continue;
       const exit = exits.get(terminated.containerID.replace("vmlet://", ""));
+      // Of what died with its VM, nobody saw the end.
+      if (terminated.reason === "ContainerStatusUnknown" && world.backend.alive(pod.metadata.uid).length === 0)
+        continue;
       // After a restore, an instance of the same name may end once more.
       if (world.scenario.restore) continue;
       if (exit === undefined) throw new Violation("S6", "tells the end of a container that has not ended");

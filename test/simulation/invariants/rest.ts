@@ -18,7 +18,7 @@ export function judgeRest(sim: Simulation): Violation | undefined {
     const unrest = judgePod(world, pod);
     if (unrest !== undefined) return unrest;
   }
-  return judgeCreates(sim) ?? judgeMemory(sim);
+  return world.cloud?.litter() ?? judgeCreates(sim) ?? judgeMemory(sim);
 }
 
 function judgeMachine(world: World, machine: Machine): Violation | undefined {

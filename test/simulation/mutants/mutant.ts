@@ -1,3 +1,4 @@
+import type { VmCloud } from "../../../providers/cloud/cloud.ts";
 import type { KubeApiError } from "../../../src/kube/errors.ts";
 import type { KubeRequest } from "../../../src/kube/kube.ts";
 import type { Pod } from "../../../src/kube/wire.ts";
@@ -34,6 +35,8 @@ export interface Mutant {
   provider?: (error: ProviderError, operation: string) => ProviderError;
   /** Looks at a list of machines before anybody else does. @throws what becomes of the whole list */
   machineList?: (list: MachineList) => void;
+  /** A cloud as the provider of its VMs sees it. */
+  cloud?: (real: VmCloud) => VmCloud;
   /** Takes machines of other nodes for its own. */
   seesForeign?: boolean;
   /** Goes on without the lead. */

@@ -75,7 +75,8 @@ export class Backend {
   }
 
   hasTombstone(uid: string): boolean {
-    return this.machines.get(this.#world.idOf(uid))?.machine.state === "deleted";
+    const id = this.#world.idOf(uid);
+    return this.#world.cloud?.hasTombstone(id) ?? this.machines.get(id)?.machine.state === "deleted";
   }
 
   // ------------------------------------------------------------------------------------------------------------ agents

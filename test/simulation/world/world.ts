@@ -7,6 +7,7 @@ import type { Random } from "../../../src/util/random.ts";
 import type { Switches } from "../scenarios.ts";
 import { ApiServer } from "./api-server.ts";
 import { Backend } from "./backend.ts";
+import { CloudWorld } from "./cloud.ts";
 import { ConfigMaps } from "./config-maps.ts";
 import { History, type PodHistory } from "./history.ts";
 import { CLUSTER } from "./names.ts";
@@ -29,6 +30,8 @@ export class World {
   readonly history = new History();
   readonly api: ApiServer;
   readonly backend: Backend;
+  /** Where machines are VMs. */
+  readonly cloud: CloudWorld | undefined;
   readonly configMaps = new ConfigMaps();
   readonly capacity = new NodeCapacity();
   /** Nobody reaches the backend. */
@@ -52,6 +55,9 @@ export class World {
     this.scenario = options.scenario;
     this.flaws = options.flaws;
     this.api = new ApiServer(this, { nodeAuthorizer: options.seed % 2 === 0 });
-    this.backend = new Backend(this, { deletesSlowly: options.seed % 3 === 0 });
+    const deletesSlowly = options.seed % 3 === 0;
+    this.cloud =
+      options.scenario.cloud === true ? new CloudWorld(this, { deletesSlowly: options.seed % 3 !== 0 }) : undefined;
+    this.backend = new Backend(this, { deletesSlowly: deletesSlowly && this.cloud === undefined });
   }
 }

@@ -1,0 +1,146 @@
+/**
+ * The real provider of machines that are VMs, between a cloud and guests that answer when and how the schedule likes. Each of its
+ * requests is a choice point.
+ */
+import type { EntryStore, Vm, VmCloud } from "../../../providers/cloud/cloud.ts";
+import { MACHINE_LABEL } from "../../../providers/cloud/machine-work.ts";
+import { CloudProvider } from "../../../providers/cloud/provider.ts";
+import type { Machine } from "../../../src/provider/machine.ts";
+import type { Provider } from "../../../src/provider/provider.ts";
+import type { Random } from "../../../src/util/random.ts";
+import type { Fault } from "../network.ts";
+import type { Sender } from "../invariants/sender.ts";
+import { type CloudWorld, SCOPE, TYPES } from "../world/cloud.ts";
+import type { Agent } from "./agent.ts";
+import { BACKEND } from "./renderer.ts";
+
+/** Sends a request about a machine, and answers what its server does. */
+type Send = <T>(name: string, id: string, changes: boolean, exec: (sender: Sender) => T) => Promise<T>;
+
+export function cloudProviderOf(
+  agent: Agent,
+  options: { uidOf: (id: string) => string; fault: (kind: Fault) => Error; random: Random },
+): Provider {
+  const cloud = agent.world.cloud!;
+  const { uidOf, fault, random } = options;
+  const send: Send = (name, id, changes, exec) => {
+    const uid = id === "" ? undefined : uidOf(id);
+    const sender = agent.knows(uid ?? "");
+    return agent.network.send({ agent, name, uid, changes, exec: () => exec(sender), fault });
+  };
+  const vms = vmsOf(agent, cloud, send);
+  return new CloudProvider({
+    cloud: agent.mutant?.cloud?.(vms) ?? vms,
+    openGuest: (vm) => guestOf(vm, agent, cloud, send),
+    scope: SCOPE,
+    types: TYPES,
+    name: "toy",
+    capabilities: [...BACKEND.capabilities],
+    makeEveryMs: 5_000,
+    lookEveryMs: 15_000,
+    collectEveryMs: 60_000,
+    bootMs: 60_000,
+    clock: agent.clock,
+    random,
+  });
+}
+
+function vmsOf({ network }: Agent, cloud: CloudWorld, send: Send): VmCloud {
+  const { state } = cloud;
+  const machineOf = (name: string) => state.vms.get(name)?.request.labels[MACHINE_LABEL] ?? "";
+  const entries: EntryStore = {
+    get: (name) => send("entry.get", name, false, () => state.entry(name)),
+    list: ([key, value]) =>
+      send("entry.list", "", false, () =>
+        cloud.listEntries(network.isFair).filter(({ words }) => words[key] === value),
+      ),
+    create: (name, words) => send("entry.create", name, true, () => state.createEntry(name, words)),
+    swap: (name, words, version) =>
+      send("entry.swap", name, true, (sender) => cloud.swap(name, words, version, sender)),
+    remove: (name, version) => send("entry.remove", name, true, () => state.removeEntry(name, version)),
+  };
+  return {
+    name: "toy",
+    entries,
+    createVm: (request) => send("vm.create", request.labels[MACHINE_LABEL]!, true, () => state.createVm(request)),
+    getVm: (name) => send("vm.get", machineOf(name), false, () => state.vm(name)),
+    listVms: ([key, value]) =>
+      send("vm.list", "", false, () => cloud.listVms(network.isFair).filter(({ labels }) => labels[key] === value)),
+    deleteVm: (name) => send("vm.delete", machineOf(name), true, (sender) => cloud.deleteVm(name, sender)),
+    dial: () => Promise.reject(new Error("not simulated")),
+    close: () => Promise.resolve(),
+  };
+}
+
+function guestOf(vm: Vm, { world }: Agent, cloud: CloudWorld, send: Send): Provider {
+  const { backend } = world;
+  const ask = <T>(name: string, id: string, changes: boolean, exec: (sender: Sender) => T): Promise<T> =>
+    send(name, id, changes, (sender) => {
+      cloud.guest(vm);
+      return exec(sender);
+    });
+  const refuse = () => {
+    throw new Error("not simulated");
+  };
+  return {
+    name: "guest",
+    getInfo: () =>
+      ask("guest.info", vm.labels[MACHINE_LABEL]!, false, () => ({ name: "guest", version: "0", capabilities: [] })),
+    createPod: (id, spec) => ask("be.create", id, true, (sender) => cloud.put(vm, id, spec, sender)),
+    getPod: (id) => ask("be.get", id, false, () => backend.get(id)),
+    stopPod: (id, { graceSeconds }) => ask("be.stop", id, true, (sender) => backend.stop(id, graceSeconds, sender)),
+    deletePod: (id, { force }) => ask("be.delete", id, true, (sender) => backend.delete(id, force, sender)),
+    updatePod: (id, patch) => ask("be.update", id, true, () => backend.update(id, patch)),
+    getPods: refuse,
+    getLogs: refuse,
+    close: () => Promise.resolve(),
+  };
+}
+
+export interface Ears {
+  /** The agent is told of this machine. */
+  tell(machine: Machine | undefined): void;
+  /** It asks for a change. */
+  change(): void;
+  /** It asks for the end of a machine. */
+  end(id: string): void;
+}
+
+/** The provider, with everything that the agent asks and is told heard. */
+export function asTold(real: Provider, ears: Ears): Provider {
+  const told = async <T extends Machine | undefined>(answer: Promise<T>): Promise<T> => {
+    const machine = await answer;
+    ears.tell(machine);
+    return machine;
+  };
+  const ends = <T>(id: string, answer: Promise<T>): Promise<T> => {
+    ears.change();
+    ears.end(id);
+    return answer;
+  };
+  return {
+    name: real.name,
+    getInfo: (options) => real.getInfo(options),
+    createPod: (id, spec, options) => {
+      ears.change();
+      return told(real.createPod(id, spec, options));
+    },
+    getPod: (id, options) => told(real.getPod(id, options)),
+    async getPods(options) {
+      const list = await real.getPods(options);
+      for (const machine of list.items) ears.tell(machine);
+      return list;
+    },
+    stopPod: (id, options) => ends(id, told(real.stopPod(id, options))),
+    deletePod: (id, options) => ends(id, real.deletePod(id, options)),
+    updatePod: (id, patch, options) => told(real.updatePod!(id, patch, options)),
+    async *watchPods(since, options) {
+      for await (const event of real.watchPods!(since, options)) {
+        ears.tell(event.machine);
+        yield event;
+      }
+    },
+    getLogs: (id, container, options) => real.getLogs(id, container, options),
+    close: () => real.close(),
+  };
+}
