@@ -9,7 +9,6 @@
  * A copy that lies elsewhere imports "vmlet/provider-kit".
  */
 import { spawn, type ChildProcess } from "node:child_process";
-import { once } from "node:events";
 import { constants } from "node:os";
 import {
   assertCapable,
@@ -44,7 +43,7 @@ export function createProvider({ shell = "/bin/sh" }: { shell?: string }): Provi
     async createPod(id, spec) {
       const existing = machines.get(id);
       // A create that comes late must not revive what was deleted, and a repeated one must not make a second machine.
-      if (existing?.seen.state === "deleted") throw new ProviderError("gone", `machine ${id} was deleted`);
+      if (existing?.isDeleted) throw new ProviderError("gone", `machine ${id} was deleted`);
       if (existing && existing.fingerprint !== specFingerprint(spec))
         throw new ProviderError("conflict", `machine ${id} exists with another spec`);
       if (existing) return existing.seen;
@@ -72,7 +71,7 @@ export function createProvider({ shell = "/bin/sh" }: { shell?: string }): Provi
       // Also of an id that was never seen: its create may still be on the way, and finds the tombstone.
       const machine = machines.get(id) ?? new ProcessMachine(id);
       machines.set(id, machine);
-      await machine.delete(force ? 0 : undefined);
+      machine.delete(force ? 0 : undefined);
     },
     async *getLogs(id, container, options) {
       yield* find(id).log(container, options.previous).read(options);
@@ -98,6 +97,8 @@ const now = () => new Date().toISOString();
 class ProcessMachine {
   /** What the agent is shown. */
   seen: Machine;
+  /** From the delete on: whoever creates it afterwards comes too late. */
+  isDeleted = false;
   readonly fingerprint: string;
   readonly #spec: MachineSpec | undefined;
   readonly #shell: string;
@@ -134,6 +135,7 @@ class ProcessMachine {
     const child = (this.#child = spawn(program!, words, {
       env: Object.fromEntries(env.map(({ name, value }) => [name, value])),
       cwd: working_dir,
+      stdio: ["ignore", "pipe", "pipe"],
       detached: true, // a process group of its own, so that all of it can be stopped
     }));
     child.stdout.on("data", (data: Buffer) => log.append("stdout", data));
@@ -184,11 +186,13 @@ class ProcessMachine {
     setTimeout(() => kill("SIGKILL"), graceSeconds * 1000).unref();
   }
 
-  /** Resolves when nothing runs any more; what is left is a tombstone. */
-  async delete(graceSeconds = this.#spec?.termination_grace_s ?? 30): Promise<void> {
+  /** Returns at once. When nothing runs any more, what is left is a tombstone. */
+  delete(graceSeconds = this.#spec?.termination_grace_s ?? 30): void {
+    this.isDeleted = true;
     this.stop(graceSeconds);
-    if (this.#child) await once(this.#child, "close");
-    if (this.seen.state !== "deleted") this.#change({ state: "deleted", deleted_at: now() });
+    const bury = () => this.seen.state === "deleted" || this.#change({ state: "deleted", deleted_at: now() });
+    if (this.#child) this.#child.once("close", bury);
+    else bury();
   }
 
   /** Of the process that runs or ran last, or of the one before it. */

@@ -21,8 +21,8 @@ export interface Session {
   read(): Promise<Buffer | undefined>;
   /** Gives back what was read and is not wanted: it comes next again. */
   unread(bytes: Buffer): void;
-  /** Runs `script` at the stop signal, in place of the end. */
-  trap(script: string): void;
+  /** Runs `script` at these signals, in place of the end. */
+  trap(script: string, signals: readonly string[]): void;
 }
 
 interface Call {
@@ -58,23 +58,43 @@ const echo: Command = async ({ args, print }) => {
   return 0;
 };
 
-const printf: Command = async ({ args: [format = "", value = ""], print }) => {
-  await print(format.replaceAll("\\n", "\n").replace("%s", () => value));
+/** The format is used again until no argument is left. */
+const printf: Command = async ({ args: [format = "", ...values], print }) => {
+  do {
+    let text = "";
+    for (const [, escape, octal, zeros, string, char = ""] of format.matchAll(
+      /\\([ntr\\])|\\([0-7]{1,3})|%0(\d{1,6})d|(%s)|([\s\S])/gu,
+    )) {
+      if (escape !== undefined) text += { n: "\n", t: "\t", r: "\r", "\\": "\\" }[escape];
+      // Not more than one byte: what is no text must come through.
+      else if (octal !== undefined) text += String.fromCharCode(Number.parseInt(octal, 8) & 0xff);
+      else if (zeros !== undefined) text += (values.shift() ?? "0").padStart(Number(zeros), "0");
+      else if (string !== undefined) text += bytesOf(values.shift() ?? "");
+      else text += bytesOf(char);
+    }
+    await print(Buffer.from(text, "latin1"));
+  } while (values.length > 0 && /%/.test(format));
   return 0;
 };
+
+/** UTF-8, one character for each byte. */
+const bytesOf = (text: string) => Buffer.from(text).toString("latin1");
+
+/** Whatever it is asked for, it says the seconds. */
+const date = show(({ io }) => Math.floor(io.clock.now() / 1000));
 
 const sleep: Command = async ({ args: [seconds = "0"], session }) => {
   await session.sleep(seconds === "infinity" ? LONG_MS : Math.min(Number(seconds) * 1000, LONG_MS));
   return 0;
 };
 
-const cat: Command = async ({ args: [path], print, session }) => {
-  if (path !== undefined) {
+const cat: Command = async ({ args, print, session }) => {
+  for (const path of args) {
     const content = session.io.surroundings.readFile(path);
     if (content === undefined) return 1;
     await print(content);
-    return 0;
   }
+  if (args.length > 0) return 0;
   for (let chunk = await session.read(); chunk !== undefined; chunk = await session.read()) await print(chunk);
   return 0;
 };
@@ -123,8 +143,8 @@ const kill: Command = ({ args: [signal] }) => {
   throw new ExitSignal(signal === "-9" || signal === "-KILL" ? 137 : 143);
 };
 
-const trap: Command = ({ args: [script = ""], session }) => {
-  session.trap(script);
+const trap: Command = ({ args: [script = "", ...signals], session }) => {
+  session.trap(script, signals);
   return 0;
 };
 
@@ -132,6 +152,7 @@ const trap: Command = ({ args: [script = ""], session }) => {
 export const PROGRAMS: ReadonlyMap<string, Command> = new Map(
   Object.entries({
     cat,
+    date,
     echo,
     env,
     head,
@@ -140,6 +161,7 @@ export const PROGRAMS: ReadonlyMap<string, Command> = new Map(
     pause: waitForever,
     true: succeed,
     false: () => 1,
+    rm: succeed,
     hostname: show(({ io }) => io.surroundings.hostname),
     id: show(({ io }) => io.surroundings.user),
     pwd: show(({ io }) => io.surroundings.folder),

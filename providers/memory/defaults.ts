@@ -7,8 +7,12 @@ export const DEFAULT_CAPACITY: ProviderCapacity = {
   allocatable: { cpu_millis: 1_000_000, memory_bytes: 4 * 2 ** 40, ephemeral_bytes: 16 * 2 ** 40, pods: 10_000 },
 };
 
-/** What its command says, as far as shell.ts knows it; any other command runs until it is stopped. */
-export const defaultBehaviour: Behaviour = ({ command, args }) => shellProgram([...(command ?? []), ...(args ?? [])]);
+/**
+ * What its command says, as far as shell.ts knows it; any other command runs until it is stopped, but there is none
+ * below /nonexistent.
+ */
+export const defaultBehaviour: Behaviour = ({ command = [], args = [] }) =>
+  command[0]?.startsWith("/nonexistent/") === true ? () => Promise.resolve(127) : shellProgram([...command, ...args]);
 
 /** Images of a registry in `.invalid` cannot be pulled. */
 export const defaultImages: ImagePolicy = (image) => {

@@ -26,6 +26,10 @@ interface InstanceOptions {
   onExit: (exitCode: number) => void;
 }
 
+function environmentOf({ env = [] }: ContainerSpec): Record<string, string> {
+  return Object.fromEntries(env.map(({ name, value }) => [name, value]));
+}
+
 export class Instance {
   readonly id: string;
   readonly startedAt: string;
@@ -36,6 +40,7 @@ export class Instance {
   /** Set before `exit` resolves. */
   forcedEnd: ForcedEnd | undefined;
   readonly #clock: Clock;
+  readonly #spec: ContainerSpec;
   readonly #run: RunningProgram;
   readonly #probers: Prober[] = [];
   readonly #exit = Promise.withResolvers<number>();
@@ -47,12 +52,13 @@ export class Instance {
     this.log = new OutputLog(clock);
     this.surroundings = surroundings;
     this.#clock = clock;
+    this.#spec = spec;
     const input = () => (spec.stdin === true ? this.stdin : PassThrough.from([]));
     this.#run = new RunningProgram(
       program,
       {
         argv: [...(spec.command ?? []), ...(spec.args ?? [])],
-        env: Object.fromEntries((spec.env ?? []).map(({ name, value }) => [name, value])),
+        env: environmentOf(spec),
         clock,
         surroundings,
         streams: {
@@ -81,7 +87,12 @@ export class Instance {
   }
 
   stop(): void {
-    this.#run.stop();
+    this.#run.stop(this.#spec.stop?.signal);
+  }
+
+  /** For commands beside the container's own. */
+  get env(): Record<string, string> {
+    return environmentOf(this.#spec);
   }
 
   kill(): void {

@@ -70,7 +70,10 @@ export class MemoryMachine implements ContainerHolder {
     this.#containers = containersOf(spec).map((container) => new MemoryContainer(this, container));
     this.#registryAuthVersion = spec.registry_auth_version;
     for (const volume of spec.volumes ?? [])
-      if (volume.type === "files") this.#fileVersions.push({ volume: volume.name, version: volume.version });
+      if (volume.type === "files") {
+        this.#fileVersions.push({ volume: volume.name, version: volume.version });
+        this.files.replace(volume.name, volume.files);
+      }
   }
 
   /** With what patches have changed. */
@@ -144,8 +147,10 @@ export class MemoryMachine implements ContainerHolder {
 
   update(patch: MachinePatch): void {
     this.change(() => {
-      for (const { volume, version } of patch.files ?? [])
+      for (const { volume, version, files } of patch.files ?? []) {
+        this.files.replace(volume, files);
         this.#fileVersions = withFileVersion(this.#fileVersions, { volume, version });
+      }
       if (patch.registry_auth !== undefined) this.#registryAuthVersion = patch.registry_auth_version;
       for (const { name, image } of patch.containers ?? [])
         this.container(name)?.redefine({ image }, { restart: true });
@@ -260,6 +265,7 @@ export class MemoryMachine implements ContainerHolder {
   #finish(): void {
     this.#state = "stopping";
     this.#abandonStart();
+    for (const container of this.#running()) if (container.kind === "ephemeral") container.kill();
     this.#settle();
   }
 

@@ -2,6 +2,7 @@
  * What runs "inside" a machine of the memory provider: a function instead of a process. It gets argv, streams and
  * signals, and returns an exit code. All time passes on the injected clock.
  */
+import { constants } from "node:os";
 import type { Clock } from "../../src/provider/kit/index.ts";
 
 /** Where a program runs. */
@@ -23,8 +24,11 @@ export interface ProgramIo {
   readonly stdin: AsyncIterable<Buffer>;
   /** Resolves when the reader took the bytes. */
   write(stream: "stdout" | "stderr", bytes: Buffer): Promise<void>;
-  /** Calls `handler` when the stop signal comes. Without a handler the program ends with 143 at once. */
-  onStop(handler: () => void): void;
+  /**
+   * Calls `handler` with the stop signal (`TERM`) when it comes. Without a handler, and when that returns false, the
+   * program ends at once, as by a signal that it does not catch.
+   */
+  onStop(handler: (signal: string) => unknown): void;
   /** Calls `handler` when the program is killed and its result no longer counts. */
   onKill(handler: () => void): void;
   /** The terminal's size. */
@@ -37,7 +41,7 @@ export type Program = (io: ProgramIo) => Promise<number>;
 /** Thrown by a program that used more memory than its container has. */
 export class OutOfMemory extends Error {}
 
-const SIGTERM_EXIT = 143;
+const SIGTERM = 15;
 const SIGKILL_EXIT = 137;
 
 interface ProgramStreams {
@@ -48,7 +52,7 @@ interface ProgramStreams {
 /** One run of a program. Ends once, with the first of: its return, the stop signal without a handler, a kill. */
 export class RunningProgram {
   readonly #onExit: (exitCode: number, isOutOfMemory: boolean) => void;
-  #stopHandler: (() => void) | undefined;
+  #stopHandler: ((signal: string) => unknown) | undefined;
   #killHandler: (() => void) | undefined;
   #over = false;
   #size = { columns: 80, rows: 24 };
@@ -91,10 +95,13 @@ export class RunningProgram {
     this.#size = { columns, rows };
   }
 
-  stop(): void {
+  /** @param signal by name or number, as images have it */
+  stop(signal = "TERM"): void {
     if (this.#over) return;
-    if (this.#stopHandler === undefined) this.exit(SIGTERM_EXIT);
-    else this.#stopHandler();
+    const name = signal.toUpperCase().replace(/^SIG/, "");
+    const handled = this.#stopHandler !== undefined && this.#stopHandler(name) !== false;
+    const numbers: Readonly<Record<string, number>> = constants.signals;
+    if (!handled) this.exit(128 + (numbers[`SIG${name}`] ?? SIGTERM));
   }
 
   kill(): void {

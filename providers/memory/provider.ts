@@ -6,6 +6,7 @@
 import { PassThrough, type Duplex } from "node:stream";
 import {
   assertCapable,
+  containersOf,
   assertTellable,
   type CallOptions,
   type Capability,
@@ -289,6 +290,7 @@ export class MemoryProvider implements Provider {
       throw new ProviderError("conflict", `machine ${id} exists with another specification`);
     }
     assertCapable(requiredCapabilities(spec), this.#capabilities);
+    assertUniqueNames(spec);
     if (this.#machines.size >= (this.#options.maxMachines ?? Infinity)) {
       throw new ProviderError("quota", `there are ${this.#machines.size} machines, which is all there may be`, {
         retryAfterMs: 5000,
@@ -353,5 +355,14 @@ export class MemoryProvider implements Provider {
   #assertCapable(capability: Capability): void {
     if (!this.#capabilities.includes(capability))
       throw new ProviderError("unsupported", `this provider lacks the capability ${capability}`);
+  }
+}
+
+function assertUniqueNames(spec: MachineSpec): void {
+  const seen = new Set<string>();
+  for (const { spec: container } of containersOf(spec)) {
+    if (seen.has(container.name))
+      throw new ProviderError("invalid", `"${container.name}" is used twice`, { field: "containers.name" });
+    seen.add(container.name);
   }
 }

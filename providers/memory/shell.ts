@@ -21,8 +21,9 @@ class Shell implements Session {
   readonly variables: Record<string, string>;
   #killed = false;
   #wake: (() => void) | undefined;
-  #trap: string | undefined;
-  #trapped = false;
+  readonly #traps = new Map<string, string>();
+  /** The script of the signal that came and was not answered yet. */
+  #trapped: string | undefined;
   #input: AsyncIterator<Buffer> | undefined;
   #inputRest = Buffer.alloc(0);
 
@@ -60,9 +61,10 @@ class Shell implements Session {
         while (!this.#killed) code = await this.#runSteps(step.body);
       } else code = await this.#simple(step.text);
       if (this.#killed) throw new ExitSignal(137);
-      if (this.#trapped) {
-        this.#trapped = false;
-        await this.#runSteps(parseScript(this.#trap ?? ""));
+      if (this.#trapped !== undefined) {
+        const script = this.#trapped;
+        this.#trapped = undefined;
+        await this.#runSteps(parseScript(script));
       }
     }
     return code;
@@ -99,18 +101,21 @@ class Shell implements Session {
     return this.#killed;
   }
 
-  trap(script: string): void {
-    this.#trap = script;
-    this.io.onStop(() => {
-      if (script === "") return;
-      this.#trapped = true;
+  trap(script: string, signals: readonly string[]): void {
+    for (const signal of signals) this.#traps.set(signal, script);
+    this.io.onStop((signal) => {
+      const answer = this.#traps.get(signal);
+      if (answer === undefined) return false;
+      if (answer === "") return true;
+      this.#trapped = answer;
       this.#wake?.();
+      return true;
     });
   }
 
   sleep(ms: number): Promise<void> {
     return new Promise((resolve) => {
-      if (this.#killed || this.#trapped) {
+      if (this.#killed || this.#trapped !== undefined) {
         resolve();
         return;
       }

@@ -22,7 +22,7 @@ export function execIn(instance: Instance, command: string[], clock: Clock, opti
     shellProgram(command) ?? notFound(command[0]),
     {
       argv: command,
-      env: {},
+      env: instance.env,
       clock,
       surroundings: instance.surroundings,
       streams: { stdin: stdin as AsyncIterable<Buffer>, write: outputs.write },

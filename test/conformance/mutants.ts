@@ -3,121 +3,39 @@
  * to find exactly that.
  */
 import { Duplex, PassThrough, Transform, Writable } from "node:stream";
-import type { MemoryProvider } from "../../providers/memory/index.ts";
 import { isProviderError, ProviderError } from "../../src/provider/errors.ts";
-import type { HttpTarget } from "../../src/provider/kit/http-target.ts";
-import type { ContainerSpec, ContainerState, Machine, MachineSpec } from "../../src/provider/machine.ts";
-import type {
-  LogLine,
-  LogOptions,
-  MachineEvent,
-  ProcessStreams,
-  Provider,
-  StreamOptions,
-} from "../../src/provider/provider.ts";
+import type { Machine, MachineSpec } from "../../src/provider/machine.ts";
 import { systemClock } from "../../src/util/clock.ts";
 import { passTime } from "../e2e/harness/wait.ts";
+import {
+  creating,
+  creatingContainers,
+  endedWith,
+  envelope,
+  executing,
+  logging,
+  loggingLines,
+  type Mutant,
+  replying,
+  requesting,
+  runs,
+  showing,
+  showingContainers,
+  untilAborted,
+  watching,
+} from "./mutant-kinds.ts";
+import { MORE_MUTANTS } from "./mutants-more.ts";
 
-export interface Mutant {
-  /** Methods in place of the sound ones. */
-  provider?: (sound: MemoryProvider) => Partial<Provider>;
-  http?: (sound: HttpTarget["request"]) => HttpTarget["request"];
-  /** A backend that lacks the capability `stats`, for the check of what is missing. */
-  withoutStats?: true;
+const prefixOf = (id: string) => id.slice(0, id.lastIndexOf("-"));
+
+/** True for what the machine's state forbids; anything else is thrown again. */
+function isConflict(thrown: unknown): true {
+  if (isProviderError(thrown, "conflict")) return true;
+  throw thrown;
 }
 
-type CreateSpec = (spec: MachineSpec) => MachineSpec;
-
-/** Creates something else than what was asked for. */
-const creating = (change: CreateSpec): Mutant => ({
-  provider: (sound) => ({ createPod: (id, spec, options) => sound.createPod(id, change(spec), options) }),
-});
-
-const creatingContainers = (change: (container: ContainerSpec) => ContainerSpec): Mutant =>
-  creating((spec) => ({ ...spec, containers: spec.containers.map(change) }));
-
-/** Shows machines otherwise than they are, when they are asked for one by one. */
-const showing = (change: (machine: Machine) => object): Mutant => ({
-  provider: (sound) => ({
-    getPod: async (id, options) => ({
-      ...(await sound.getPod(id, options)),
-      ...change(await sound.getPod(id, options)),
-    }),
-  }),
-});
-
-const showingContainers = (change: (container: ContainerState) => ContainerState): Mutant =>
-  showing(({ containers }) => ({ containers: containers.map(change) }));
-
-const logging = (change: (options: LogOptions) => LogOptions): Mutant => ({
-  provider: (sound) => ({ getLogs: (id, container, options) => sound.getLogs(id, container, change(options)) }),
-});
-
-const loggingLines = (change: (line: LogLine) => LogLine): Mutant => ({
-  provider: (sound) => ({
-    async *getLogs(id, container, options) {
-      for await (const line of sound.getLogs(id, container, options)) yield change(line);
-    },
-  }),
-});
-
-const watching = (
-  change: (sound: MemoryProvider, ...call: Parameters<MemoryProvider["watchPods"]>) => AsyncIterable<MachineEvent>,
-): Mutant => ({
-  provider: (sound) => ({ watchPods: (since, options) => change(sound, since, options) }),
-});
-
-const executing = (
-  change: (streams: ProcessStreams, script: string) => ProcessStreams,
-  options: (script: string) => Partial<StreamOptions> = () => ({}),
-): Mutant => ({
-  provider: (sound) => ({
-    async exec(id, container, command, given) {
-      const script = command.at(-1) ?? "";
-      return change(await sound.exec(id, container, command, { ...given, ...options(script) }), script);
-    },
-  }),
-});
-
-/** Sends other requests than the kit's. */
-const requesting = (
-  change: (
-    method: string,
-    path: string,
-    options: NonNullable<Parameters<HttpTarget["request"]>[2]>,
-  ) => [string, typeof options],
-): Mutant => ({
-  http:
-    (sound) =>
-    (method, path, options = {}) => {
-      const [otherPath, otherOptions] = change(method, path, options);
-      return sound(method, otherPath, otherOptions);
-    },
-});
-
-type Reply = Awaited<ReturnType<HttpTarget["request"]>>;
-
-/** Sends other replies than the server's. */
-const replying = (
-  change: (reply: Reply, method: string, path: string, body: string | undefined) => Partial<Reply>,
-): Mutant => ({
-  http: (sound) => async (method, path, options) => {
-    const reply = await sound(method, path, options);
-    return { ...reply, ...change(reply, method, path, options?.body) };
-  },
-});
-
-const envelope = (code: string) => JSON.stringify({ error: { code, message: "mutant" } });
-const untilAborted = (signal: AbortSignal) =>
-  new Promise<void>((resolve) => signal.addEventListener("abort", () => resolve(), { once: true }));
-const runs = (spec: MachineSpec, script: string) => JSON.stringify(spec).includes(script);
-const prefixOf = (id: string) => id.slice(0, id.lastIndexOf("-"));
-const endedWith = (container: ContainerState, from: number, to: number): ContainerState =>
-  container.terminated?.exit_code === from
-    ? { ...container, terminated: { ...container.terminated, exit_code: to } }
-    : container;
-
 export const MUTANTS: Record<string, Mutant> = {
+  ...MORE_MUTANTS,
   "info/says-what-it-is": {
     provider: (sound) => ({ getInfo: async (options) => ({ ...(await sound.getInfo(options)), version: "" }) }),
   },
@@ -150,7 +68,7 @@ export const MUTANTS: Record<string, Mutant> = {
     provider: (sound) => ({
       createPod: (id, spec, options) =>
         sound.createPod(id, spec, options).catch((thrown: unknown) => {
-          if (isProviderError(thrown, "conflict")) return sound.getPod(id, options);
+          if (isProviderError(thrown, "conflict") && runs(spec, "sleep 3601")) return sound.getPod(id, options);
           throw thrown;
         }),
     }),
@@ -179,8 +97,12 @@ export const MUTANTS: Record<string, Mutant> = {
         }),
     }),
   },
-  "machine/version-grows": showing(() => ({ version: 1 })),
-  "machine/times-are-utc": showing(({ created_at }) => ({ created_at: created_at.replace("Z", "+00:00") })),
+  "machine/version-grows": showing(({ containers }) =>
+    containers[0]?.terminated?.exit_code === 137 ? { version: 1 } : {},
+  ),
+  "machine/times-are-utc": showing(({ created_at, containers }) =>
+    containers[0]?.terminated?.exit_code === 0 ? { created_at: created_at.replace("Z", "+00:00") } : {},
+  ),
   "machine/shows-no-secrets": {
     provider: (sound) => {
       const specs = new Map<string, MachineSpec>();
@@ -263,7 +185,7 @@ export const MUTANTS: Record<string, Mutant> = {
     provider: (sound) => ({
       async getPods(options) {
         const list = await sound.getPods(options);
-        return { ...list, items: list.items.filter(({ state }) => state !== "stopped") };
+        return { ...list, items: list.items.filter(({ containers }) => containers[0]?.terminated?.exit_code !== 3) };
       },
     }),
   },
@@ -297,14 +219,20 @@ export const MUTANTS: Record<string, Mutant> = {
       createPod: (id, spec, options) =>
         sound.createPod(id, spec, options).catch(async (thrown: unknown) => {
           const machine = await sound.getPod(id, options).catch(() => undefined);
-          if (isProviderError(thrown, "gone") && machine !== undefined && machine.containers.length > 0) return machine;
+          const wasThere = machine !== undefined && machine.containers.length > 0;
+          if (isProviderError(thrown, "gone") && wasThere && spec.labels["case"] === undefined) return machine;
           throw thrown;
         }),
     }),
   },
   "delete/the-tombstone-keeps-exit-codes": showingContainers((container) => endedWith(container, 4, 0)),
   "delete/without-force-stops-first": {
-    provider: (sound) => ({ deletePod: (id, options) => sound.deletePod(id, { ...options, force: true }) }),
+    provider: (sound) => ({
+      async deletePod(id, options) {
+        const machine = await sound.getPod(id, options).catch(() => undefined);
+        return sound.deletePod(id, { ...options, force: options.force || machine?.labels["case"] === undefined });
+      },
+    }),
   },
   "delete/with-force-kills": {
     provider: (sound) => ({ deletePod: (id, options) => sound.deletePod(id, { ...options, force: false }) }),
@@ -366,10 +294,12 @@ export const MUTANTS: Record<string, Mutant> = {
       env: (container.env ?? []).filter(({ name }) => name !== "GREETING"),
     })),
   })),
-  "containers/all-run": creating((spec) => ({ ...spec, containers: spec.containers.slice(0, 1) })),
+  "containers/all-run": creating((spec) =>
+    spec.labels["case"] === undefined ? { ...spec, containers: spec.containers.slice(0, 1) } : spec,
+  ),
   "restart/always-restarts-and-counts": showingContainers((container) => ({
     ...container,
-    restart_count: Math.min(1, container.restart_count),
+    restart_count: container.last?.exit_code === 1 ? Math.min(1, container.restart_count) : container.restart_count,
   })),
   "restart/on-failure-leaves-success-alone": creating((spec) =>
     spec.restart_policy === "on_failure" ? { ...spec, restart_policy: "always" } : spec,
@@ -383,7 +313,9 @@ export const MUTANTS: Record<string, Mutant> = {
   "init/failure-ends-the-machine": creating(
     (spec) => JSON.parse(JSON.stringify(spec).replace("exit 6", "exit 0")) as MachineSpec,
   ),
-  "sidecars/end-after-the-main-containers": creating(({ init_containers: init = [], ...spec }) => {
+  "sidecars/end-after-the-main-containers": creating((whole) => {
+    if (!runs(whole, "exit 0")) return whole;
+    const { init_containers: init = [], ...spec } = whole;
     const sidecars = init
       .filter(({ restart_policy }) => restart_policy === "always")
       .map(({ restart_policy: _policy, ...container }) => container);
@@ -402,7 +334,10 @@ export const MUTANTS: Record<string, Mutant> = {
       ? { ...container, terminated: { ...container.terminated, reason: "Error", oom_killed: false } }
       : container,
   ),
-  "containers/working-dir": creatingContainers(({ working_dir: _folder, ...container }) => container),
+  "containers/working-dir": creatingContainers(({ working_dir, ...container }) => ({
+    ...container,
+    ...(working_dir !== "/tmp" && { working_dir }),
+  })),
   "hostname/is-the-one-asked-for": creating(({ hostname: _hostname, ...spec }) => spec),
   "security/runs-as-the-user": creatingContainers(({ security: _security, ...container }) => container),
   "volumes/an-empty-dir-is-shared": creatingContainers((container) => ({
@@ -410,7 +345,7 @@ export const MUTANTS: Record<string, Mutant> = {
     mounts: (container.mounts ?? []).filter(({ volume }) => volume !== "scratch"),
   })),
   "termination-message/is-told": showingContainers((container) =>
-    container.terminated === undefined
+    container.terminated?.exit_code !== 3
       ? container
       : { ...container, terminated: { ...container.terminated, message: "Error" } },
   ),
@@ -429,13 +364,15 @@ export const MUTANTS: Record<string, Mutant> = {
   },
   "ephemeral/joins-a-running-machine": {
     provider: (sound) => ({
-      updatePod: (id, { ephemeral_containers: _ephemeral, ...patch }, options) => sound.updatePod(id, patch, options),
+      updatePod: (id, patch, options) =>
+        sound.updatePod(id, JSON.stringify(patch).includes("exit 7") ? {} : patch, options),
     }),
   },
-  "address/is-shown-while-running": showing(() => ({ addresses: [] })),
+  "address/is-shown-while-running": showing(({ labels }) => (labels["case"] === undefined ? { addresses: [] } : {})),
   "files/patch-moves-the-version": {
     provider: (sound) => ({
-      updatePod: (id, { files: _files, ...patch }, options) => sound.updatePod(id, patch, options),
+      updatePod: (id, patch, options) =>
+        sound.updatePod(id, patch.files?.[0]?.files[0]?.content_b64 === "dHdv" ? {} : patch, options),
     }),
   },
   "registry-auth/patch-moves-the-version": {
@@ -443,16 +380,45 @@ export const MUTANTS: Record<string, Mutant> = {
       updatePod: (id, { registry_auth_version: _version, ...patch }, options) => sound.updatePod(id, patch, options),
     }),
   },
-  "stats/show-what-runs": { provider: () => ({ getStats: async () => [] }) },
+  "stats/show-what-runs": {
+    provider: (sound) => ({
+      getStats: async (options) => {
+        const samples = await sound.getStats(options);
+        const cases = new Set(sound.machines.filter(({ labels }) => "case" in labels).map(({ id }) => id));
+        return samples.filter(({ id }) => cases.has(id));
+      },
+    }),
+  },
   "capacity/is-plausible": { provider: () => ({ getCapacity: async () => ({ allocatable: {} }) }) },
   "logs/are-whole-and-in-order": loggingLines((line) => ({ ...line, stream: "stdout" })),
   "logs/times-have-nine-decimals": loggingLines((line) => ({ ...line, at: `${line.at.slice(0, 23)}Z` })),
-  "logs/tail": logging(({ tail: _tail, ...options }) => options),
+  "logs/tail": logging(({ tail, ...options }) => ({ ...options, ...(options.follow === true && { tail }) })),
   "logs/since": logging(({ since: _since, ...options }) => options),
   "logs/one-stream": logging(({ stream: _stream, ...options }) => options),
-  "logs/limit": logging(({ limitBytes: _limit, ...options }) => options),
-  "logs/follow-ends-with-the-container": logging((options) => ({ ...options, follow: false })),
-  "logs/previous": logging((options) => ({ ...options, previous: false })),
+  "logs/limit": logging((options) => (options.limitBytes === 5 ? { ...options, limitBytes: undefined } : options)),
+  "logs/follow-ends-with-the-container": {
+    provider: (sound) => {
+      const impatient = new Set<string>();
+      return {
+        createPod: (id, spec, options) => {
+          if (runs(spec, "sleep 0.5; echo last")) impatient.add(id);
+          return sound.createPod(id, spec, options);
+        },
+        getLogs: (id, container, options) =>
+          sound.getLogs(id, container, { ...options, follow: options.follow === true && !impatient.has(id) }),
+      };
+    },
+  },
+  "logs/previous": {
+    provider: (sound) => ({
+      async *getLogs(id, container, options) {
+        const isFirst =
+          options.previous !== true ||
+          (await sound.getPod(id, options)).containers.every(({ restart_count }) => restart_count === 0);
+        yield* sound.getLogs(id, container, isFirst ? options : { ...options, previous: false });
+      },
+    }),
+  },
   "logs/unknown-container-is-not-found": {
     provider: (sound) => ({
       async *getLogs(id, container, options) {
@@ -464,19 +430,23 @@ export const MUTANTS: Record<string, Mutant> = {
     for await (const event of sound.watchPods(since, options)) if (event.machine.state !== "deleted") yield event;
   }),
   "events/come-while-watching": watching(async function* (sound, since, options) {
-    const { revision } = await sound.getPods(options);
-    if (since < revision) {
-      for await (const event of sound.watchPods(since, options)) {
-        if (event.revision <= revision) yield event;
-        if (event.revision >= revision) break;
-      }
-    } else if (since > revision) yield* sound.watchPods(since, options);
+    const { items } = await sound.getPods({ ...options, includeDeleted: true });
+    if (items.length > 0 || since > 500_000_000) yield* sound.watchPods(since, options);
     await untilAborted(options.signal);
   }),
   "events/revisions-grow": watching(async function* (sound, since, options) {
-    for await (const { machine } of sound.watchPods(since, options)) yield { revision: since + 1, machine };
+    const { items } = await sound.getPods(options);
+    for await (const { machine, revision } of sound.watchPods(since, options))
+      yield { revision: items.length >= 3 ? since + 1 : revision, machine };
   }),
-  "events/select-by-label": watching((sound, since, options) => sound.watchPods(since, { ...options, labels: {} })),
+  "events/select-by-label": watching(async function* (sound, since, options) {
+    const mine = Object.entries(options.labels);
+    for await (const event of sound.watchPods(since, { ...options, labels: {} })) {
+      const { labels } = event.machine;
+      if (labels["vmlet.dev/conformance"] === "other" || mine.every(([key, value]) => labels[key] === value))
+        yield event;
+    }
+  }),
   "events/an-unknown-revision-is-gone": watching(async function* (sound, since, options) {
     if (since < 500_000_000) yield* sound.watchPods(since, options);
     else await untilAborted(options.signal);
@@ -487,7 +457,7 @@ export const MUTANTS: Record<string, Mutant> = {
   })),
   "exec/splits-stdout-and-stderr": executing(
     (streams) => streams,
-    (script) => ({ tty: script.includes(">&2") }),
+    (script) => ({ tty: script.startsWith("echo out;") }),
   ),
   "exec/half-closed-stdin": executing((streams, script) => {
     if (script !== "cat; echo done") return streams;
@@ -510,14 +480,17 @@ export const MUTANTS: Record<string, Mutant> = {
   "exec/needs-a-running-container": {
     provider: (sound) => ({
       exec: (id, container, command, options) =>
-        sound.exec(id, container, command, options).catch(() => ({
-          stdin: null,
-          stdout: null,
-          stderr: null,
-          resize() {},
-          close() {},
-          exit: Promise.resolve({ exitCode: 0 }),
-        })),
+        sound.exec(id, container, command, options).catch(
+          (thrown: unknown) =>
+            isConflict(thrown) && {
+              stdin: null,
+              stdout: null,
+              stderr: null,
+              resize() {},
+              close() {},
+              exit: Promise.resolve({ exitCode: 0 }),
+            },
+        ),
     }),
   },
   "attach/carries-both-ways-and-ends": {
@@ -530,7 +503,8 @@ export const MUTANTS: Record<string, Mutant> = {
   },
   "ports/a-closed-port-is-refused": {
     provider: (sound) => ({
-      portForward: (id, port, options) => sound.portForward(id, port, options).catch(() => new PassThrough()),
+      portForward: (id, port, options) =>
+        sound.portForward(id, port, options).catch((thrown: unknown) => isConflict(thrown) && new PassThrough()),
     }),
   },
   "ports/carry-bytes-and-half-close": {
@@ -546,7 +520,9 @@ export const MUTANTS: Record<string, Mutant> = {
       },
     }),
   },
-  "http/request-ids-come-back": replying(({ headers }) => ({ headers: { ...headers, "x-request-id": "mutant" } })),
+  "http/request-ids-come-back": replying(({ headers }) =>
+    headers["x-request-id"] === "conformance-17" ? { headers: { ...headers, "x-request-id": "mutant" } } : {},
+  ),
   "http/every-reply-has-a-request-id": replying(({ headers }, _method, path) =>
     path === "/v1/no-such-route" ? { headers: { ...headers, "x-request-id": undefined } } : {},
   ),
@@ -557,7 +533,9 @@ export const MUTANTS: Record<string, Mutant> = {
     path.startsWith("/v1/stats") ? { body: body.replace(/"cpu_usage_ns_total":\d+/, '"cpu_usage_ns_total":-1') } : {},
   ),
   "http/absent-has-the-envelope": replying(({ status }, method, path) =>
-    method === "GET" && path.startsWith("/v1/machines/") && status === 404 ? { body: "<html>" } : {},
+    method === "GET" && path.startsWith("/v1/machines/") && !path.endsWith("/logs") && status === 404
+      ? { body: "<html>" }
+      : {},
   ),
   "http/unknown-routes-are-unsupported": replying((_reply, _method, path) =>
     path === "/v1/no-such-route" ? { status: 404, body: envelope("not_found") } : {},
@@ -568,9 +546,11 @@ export const MUTANTS: Record<string, Mutant> = {
     ),
     withoutStats: true,
   },
-  "http/unknown-fields-are-refused": requesting((_method, path, { body, ...options }) => [
+  "http/unknown-fields-are-refused": requesting((method, path, { body, ...options }) => [
     path,
-    body === undefined ? options : { ...options, body: body.replaceAll(',"no_such_field":true', "") },
+    body === undefined
+      ? options
+      : { ...options, body: method === "PUT" ? body.replace(/,"no_such_field":true\}$/, "}") : body },
   ]),
   "http/x-fields-are-taken": replying((_reply, _method, _path, body) =>
     body?.includes("x-conformance") === true ? { status: 400, body: envelope("invalid") } : {},
@@ -595,19 +575,24 @@ export const MUTANTS: Record<string, Mutant> = {
     const page = JSON.parse(body) as { items: unknown[] };
     return { body: JSON.stringify({ ...page, items: page.items.slice(1) }) };
   }),
-  "http/delete-of-absent-is-2xx": replying((_reply, method) =>
-    method === "DELETE" ? { status: 404, body: envelope("not_found") } : {},
+  "http/delete-of-absent-is-2xx": replying((_reply, method, path) =>
+    method === "DELETE" && !path.includes("force") ? { status: 404, body: envelope("not_found") } : {},
   ),
   "http/get-waits-for-a-change": requesting((_method, path, options) => [
-    path.replace(/\?since_version=.*/, ""),
+    path.replace(/\?since_version=\d.*/, ""),
     options,
   ]),
   "http/get-returns-when-its-time-is-over": requesting((_method, path, options) => [
-    path.replace(/\?wait=.*/, ""),
+    path.replace(/\?wait=deleted.*/, ""),
     options,
   ]),
   "http/long-poll-of-events": replying((_reply, _method, path) =>
-    path.startsWith("/v1/events?since=") && path.includes("label") ? { body: '{"events":[],"revision":0}' } : {},
+    path.startsWith("/v1/events?since=") && path.includes("timeout=10&label") && !path.includes("role")
+      ? { body: '{"events":[],"revision":0}' }
+      : {},
   ),
-  "http/wants-credentials": requesting((_method, path, options) => [path, { ...options, anonymous: false }]),
+  "http/wants-credentials": requesting((_method, path, options) => [
+    path,
+    path === "/v1/machines" && options.headers === undefined ? { ...options, anonymous: false } : options,
+  ]),
 };

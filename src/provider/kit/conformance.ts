@@ -15,18 +15,28 @@ import { EVENT_CHECKS } from "./checks/events.ts";
 import { HTTP_CHECKS } from "./checks/http.ts";
 import { LIFECYCLE_CHECKS } from "./checks/lifecycle.ts";
 import { LIST_CHECKS } from "./checks/lists.ts";
+import { LOG_BYTE_CHECKS } from "./checks/log-bytes.ts";
 import { LOG_CHECKS } from "./checks/logs.ts";
+import { PROCESS_CHECKS } from "./checks/processes.ts";
+import { RESTART_CHECKS } from "./checks/restarts.ts";
+import { SESSION_CHECKS } from "./checks/sessions.ts";
 import { STREAM_CHECKS } from "./checks/streams.ts";
+import { VOLUME_CHECKS } from "./checks/volumes.ts";
 import { CheckContext, Violation } from "./context.ts";
 import type { HttpTarget } from "./http-target.ts";
 
 export const CHECKS: readonly Check[] = [
   ...LIFECYCLE_CHECKS,
   ...LIST_CHECKS,
+  ...PROCESS_CHECKS,
   ...CONTAINER_CHECKS,
+  ...RESTART_CHECKS,
+  ...VOLUME_CHECKS,
   ...LOG_CHECKS,
+  ...LOG_BYTE_CHECKS,
   ...EVENT_CHECKS,
   ...STREAM_CHECKS,
+  ...SESSION_CHECKS,
   ...HTTP_CHECKS,
 ];
 
@@ -49,6 +59,7 @@ export const UNCHECKED: readonly Capability[] = [
   "sysctls",
   "share_process_namespace",
   "ephemeral_storage_limits",
+  "tty",
   "instance_types",
 ];
 

@@ -140,8 +140,10 @@ export class CheckContext {
 
   async logs(id: string, options: Partial<LogOptions> = {}, container = "main"): Promise<LogLine[]> {
     const lines: LogLine[] = [];
-    for await (const line of this.provider.getLogs(id, container, { signal: this.within(this.patienceMs), ...options }))
-      lines.push(line);
+    const signal = this.within(this.patienceMs);
+    for await (const line of this.provider.getLogs(id, container, { signal, ...options })) lines.push(line);
+    // A provider may end its log rather than throw when it is told to give up; that is no end of the log.
+    signal.throwIfAborted();
     return lines;
   }
 
@@ -173,6 +175,18 @@ export class CheckContext {
       await this.clock.sleep(POLL_MS, this.signal);
     }
     throw new Violation(`machine ${id}: ${what} within ${this.patienceMs / 1000} s`, `it was ${summary(last)}`);
+  }
+
+  /** As it is when nothing has changed any more between two looks. */
+  async settled(id: string): Promise<Machine> {
+    let last = await this.get(id);
+    for (let look = 0; look < 20; look++) {
+      await this.clock.sleep(200, this.signal);
+      const next = await this.get(id);
+      if (next.version === last.version) return next;
+      last = next;
+    }
+    return last;
   }
 
   async untilTrue(what: string, holds: () => Promise<boolean>): Promise<void> {
@@ -221,6 +235,19 @@ export function containerOf(machine: Machine, name: string): ContainerState {
     `it shows ${machine.containers.map((c) => c.name).join(", ") || "none"}`,
   );
 }
+
+/** What the main container has printed, without the end of the last line. */
+export async function outputOf(context: CheckContext, id: string, options: Partial<LogOptions> = {}): Promise<string> {
+  return textOf(await context.logs(id, options));
+}
+
+export function textOf(lines: readonly LogLine[]): string {
+  const whole = lines.map(({ content, partial }) => (partial ? content : Buffer.concat([content, NEWLINE])));
+  const text = Buffer.concat(whole).toString();
+  return text.endsWith("\n") ? text.slice(0, -1) : text;
+}
+
+const NEWLINE = Buffer.from("\n");
 
 export function summary(machine: Machine | undefined): string {
   if (machine === undefined) return "not there";

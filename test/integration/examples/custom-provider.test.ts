@@ -72,7 +72,7 @@ describe("the example of a provider", () => {
   });
 
   test("keeps the contract", async () => {
-    const report = await runConformance(provider, { patienceMs: 30_000 });
+    const report = await runConformance(provider, { patienceMs: 30_000, concurrency: 16 });
     expect(report.results.filter((result) => result.outcome === "failed")).toEqual([]);
     expect(report.passed).toBeGreaterThan(10);
   }, 120_000);

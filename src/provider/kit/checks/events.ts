@@ -1,7 +1,7 @@
 /** Events: how the agent learns of changes at once. */
 import type { MachineEvent } from "../../provider.ts";
 import type { Check } from "../check.ts";
-import { Violation, type CheckContext } from "../context.ts";
+import { mainOf, Violation, type CheckContext } from "../context.ts";
 
 const FOREVER = "sleep 3600";
 
@@ -121,4 +121,109 @@ export const EVENT_CHECKS: readonly Check[] = [
       await context.expectCode(first, "gone", "a watch from a revision that the backend never reached");
     },
   },
+  {
+    name: "events/tell-of-containers-too",
+    needs: ["events"],
+    why: "A restart changes no machine's state; it would be seen a minute late.",
+    async run(context: CheckContext) {
+      const { revision } = await context.list();
+      const backoff = { initial_ms: 100, max_ms: 200 };
+      const { id } = await context.create("sleep 0.3; exit 1", { restart_policy: "always", backoff });
+      await watch(context, revision, `an event with a restart of machine ${id}`, (events) =>
+        events.some(({ machine }) => machine.id === id && mainOf(machine).restart_count > 0),
+      );
+    },
+  },
+  {
+    name: "events/have-the-whole-machine",
+    needs: ["events"],
+    why: "What an event leaves out is taken for gone.",
+    async run(context: CheckContext) {
+      const { revision } = await context.list();
+      const { id } = await context.over("exit 16");
+      const shown = await context.settled(id);
+      const events = await watch(context, revision, `version ${shown.version} of machine ${id} as an event`, (seen) =>
+        seen.some(({ machine }) => machine.id === id && machine.version === shown.version),
+      );
+      const told = events.findLast(({ machine }) => machine.id === id)?.machine;
+      context.expect(
+        JSON.stringify(sorted(told)) === JSON.stringify(sorted(shown)),
+        "an event to have the machine as a get of the same version shows it",
+        `they are ${JSON.stringify(told).slice(0, 300)} and ${JSON.stringify(shown).slice(0, 300)}`,
+      );
+    },
+  },
+  {
+    name: "events/go-on-where-they-broke-off",
+    needs: ["events"],
+    why: "A stream breaks sooner or later; what is told twice or not at all is wrong for good.",
+    async run(context: CheckContext) {
+      const { revision } = await context.list();
+      const first = await context.create(FOREVER);
+      const before = await watch(context, revision, `an event of machine ${first.id}`, (events) => events.length > 0);
+      const last = before.at(-1)!.revision;
+      const { id } = await context.create(FOREVER);
+      const after = await watch(context, last, `an event of machine ${id}, made while nobody watched`, (events) =>
+        events.some(({ machine }) => machine.id === id),
+      );
+      const repeated = after.find((event) => event.revision <= last);
+      context.expect(repeated === undefined, `events above revision ${last} alone`, `one is of ${repeated?.revision}`);
+    },
+  },
+  {
+    name: "events/have-the-machine's-revision",
+    needs: ["events"],
+    why: "An agent compares what a list, a get and an event say of one machine by it.",
+    async run(context: CheckContext) {
+      const { revision } = await context.list();
+      const { id } = await context.create(FOREVER, { labels: { ...context.labels, case: "revision" } });
+      const [event] = await watch(context, revision, `an event of machine ${id}`, (events) => events.length > 0);
+      context.expect(
+        event!.machine.revision === event!.revision,
+        "an event's revision to be that of its machine",
+        `they are ${event!.revision} and ${event!.machine.revision}`,
+      );
+    },
+  },
+  {
+    name: "events/come-soon",
+    needs: ["events"],
+    why: "A pod is seen to run when its event comes.",
+    async run(context: CheckContext) {
+      const soon = { ...context.labels, case: "soon" };
+      const { id: first } = await context.over("exit 0", { labels: soon });
+      await context.settled(first);
+      const { revision } = await context.list();
+      let madeAt = 0;
+      let seenAt = 0;
+      const seen = watch(context, revision, "an event of a machine that was made", (events) => {
+        seenAt = context.clock.monotonic();
+        return events.length > 0;
+      });
+      seen.catch(() => {});
+      await context.clock.sleep(300, context.signal);
+      const startedAt = context.clock.monotonic();
+      await context.create(FOREVER, { labels: soon });
+      madeAt = context.clock.monotonic();
+      await seen;
+      // How busy the backend is just now, the create itself tells.
+      const tolerance = 3000 + 5 * (madeAt - startedAt);
+      context.expect(
+        seenAt - madeAt < tolerance,
+        `the event within ${Math.round(tolerance)} ms of the reply to the create`,
+        `it came after ${Math.round(seenAt - madeAt)} ms`,
+      );
+    },
+  },
 ];
+
+/** With the keys of every object in one order. */
+function sorted(value: unknown): unknown {
+  if (Array.isArray(value)) return value.map(sorted);
+  if (typeof value !== "object" || value === null) return value;
+  return Object.fromEntries(
+    Object.entries(value)
+      .toSorted(([a], [b]) => (a < b ? -1 : 1))
+      .map(([key, inner]) => [key, sorted(inner)]),
+  );
+}

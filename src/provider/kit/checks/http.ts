@@ -2,50 +2,13 @@
 import type { Capability } from "../../capabilities.ts";
 import type { Machine } from "../../machine.ts";
 import type { Check } from "../check.ts";
-import type { HttpTarget, ReplySchema } from "../http-target.ts";
-import { CHECK_LABEL, Violation, type CheckContext } from "../context.ts";
+import type { ReplySchema } from "../http-target.ts";
+import type { CheckContext } from "../context.ts";
+import { HTTP_LIST_CHECKS } from "./http-lists.ts";
+import { HTTP_REQUEST_CHECKS } from "./http-requests.ts";
+import { enough, expectRefusal, labelQuery, put, timeOfPlainGet } from "./http-replies.ts";
 
 const FOREVER = "sleep 3600";
-const JSON_BODY = { "content-type": "application/json" };
-
-type Reply = Awaited<ReturnType<HttpTarget["request"]>>;
-
-/** The code of a reply's error envelope. @throws Violation when it has none */
-function codeOf(reply: Reply, doing: string): string {
-  let code: unknown;
-  let message: unknown;
-  try {
-    ({ code, message } = (JSON.parse(reply.body) as { error: { code: unknown; message: unknown } }).error);
-  } catch {
-    code = undefined; // Reported below: the body is not an envelope.
-  }
-  if (typeof code === "string" && typeof message === "string") return code;
-  throw new Violation(
-    `${doing} to answer {"error":{"code","message",…}}`,
-    `HTTP ${reply.status} came with ${JSON.stringify(reply.body.slice(0, 100))}`,
-  );
-}
-
-function expectRefusal(
-  context: CheckContext,
-  reply: Reply,
-  doing: string,
-  status: readonly number[],
-  code: string,
-): void {
-  const found = codeOf(reply, doing);
-  context.expect(
-    status.includes(reply.status) && found === code,
-    `${doing} to answer ${status.join(" or ")} ${code}`,
-    `it answers ${reply.status} ${found}`,
-  );
-}
-
-const put = (context: CheckContext, body: string): Promise<Reply> =>
-  context.http!.request("PUT", `/v1/machines/${context.id()}`, { headers: JSON_BODY, body });
-
-const labelQuery = (context: CheckContext): string =>
-  `label=${encodeURIComponent(`${CHECK_LABEL}=${context.labels[CHECK_LABEL]}`)}`;
 
 const GATED: readonly { capability: Capability; path: string }[] = [
   { capability: "capacity", path: "/v1/capacity" },
@@ -247,9 +210,8 @@ const RULES: readonly Omit<Check, "needsHttp">[] = [
     async run(context: CheckContext) {
       const { id, version } = await context.running(FOREVER);
       const promptMs = await timeOfPlainGet(context, id);
-      const waiting = context.http!.request("GET", `/v1/machines/${id}?since_version=${version}&timeout=20`);
-      // Long enough for a backend that does not wait to have answered, however slow it is just now.
-      await context.clock.sleep(200 + 5 * promptMs, context.signal);
+      const waiting = context.http!.request("GET", `/v1/machines/${id}?since_version=${version}&timeout=40`);
+      await context.clock.sleep(enough(promptMs), context.signal);
       await context.stop(id, 0);
       const changed = JSON.parse((await waiting).body) as Machine;
       context.expect(changed.version > version, `a version above ${version}`, `it is ${changed.version}`);
@@ -300,11 +262,7 @@ const RULES: readonly Omit<Check, "needsHttp">[] = [
   },
 ];
 
-export const HTTP_CHECKS: readonly Check[] = RULES.map((rule) => ({ ...rule, needsHttp: true }));
-
-/** How long a reply takes that waits for nothing: by it, checks that measure waiting tell it from mere slowness. */
-async function timeOfPlainGet(context: CheckContext, id: string): Promise<number> {
-  const startedAt = context.clock.monotonic();
-  await context.http!.request("GET", `/v1/machines/${id}`);
-  return context.clock.monotonic() - startedAt;
-}
+export const HTTP_CHECKS: readonly Check[] = [...RULES, ...HTTP_REQUEST_CHECKS, ...HTTP_LIST_CHECKS].map((rule) => ({
+  ...rule,
+  needsHttp: true,
+}));

@@ -357,4 +357,206 @@ export const LIFECYCLE_CHECKS: readonly Check[] = [
       await context.delete(id);
     },
   },
+  {
+    name: "create/labels-are-part-of-it",
+    why: "Two agents that derive one id for different machines must not share one.",
+    async run(context: CheckContext) {
+      const id = context.id();
+      const signal = context.signal;
+      await context.provider.createPod(id, context.spec(FOREVER), { signal });
+      const other = context.spec(FOREVER, { labels: { ...context.labels, case: "other" } });
+      await context.expectCode(
+        context.provider.createPod(id, other, { signal }),
+        "conflict",
+        "a create with other labels",
+      );
+    },
+  },
+  {
+    name: "create/of-what-is-over-returns-it",
+    why: "A reply can be lost for longer than a machine lives; it must not run twice.",
+    async run(context: CheckContext) {
+      const id = context.id();
+      const spec = context.spec("exit 3");
+      await context.provider.createPod(id, spec, { signal: context.signal });
+      await context.untilOver(id);
+      const again = await context.provider.createPod(id, spec, { signal: context.signal });
+      context.expect(
+        again.state === "stopped" && mainOf(again).terminated?.exit_code === 3,
+        "the machine as it ended",
+        `it is ${summary(again)}`,
+      );
+    },
+  },
+  {
+    name: "stop/sends-the-signal-that-is-named",
+    why: "nginx, postgres and others end in good order by a signal of their own.",
+    async run(context: CheckContext) {
+      const script = "trap 'exit 26' USR1; trap 'exit 5' TERM; echo ready; while true; do sleep 0.1; done";
+      const { id } = await context.saying("ready", "", {
+        containers: [context.container(script, { stop: { signal: "SIGUSR1" } })],
+      });
+      await context.stop(id, 21);
+      const code = mainOf(await context.untilOver(id)).terminated?.exit_code;
+      context.expect(code === 26, "the container to end by its handler of SIGUSR1, with 26", `it ended with ${code}`);
+    },
+  },
+  {
+    name: "stop/nothing-runs-any-more",
+    why: "Children that live on hold ports, files and memory, and nobody knows of them.",
+    async run(context: CheckContext) {
+      const beat = "while true; do echo beat; sleep 0.2; done";
+      const { id } = await context.saying("ready", `sh -c '${beat}' & echo ready; wait`);
+      await context.stop(id, 0);
+      await context.untilOver(id);
+      const before = (await context.logs(id)).length;
+      await context.clock.sleep(1500, context.signal);
+      const after = (await context.logs(id)).length;
+      context.expect(
+        after <= before,
+        "children of the container's process to be over when the machine is `stopped`",
+        `they printed ${after - before} lines since`,
+      );
+    },
+  },
+  {
+    name: "stop/is-seen-while-it-lasts",
+    why: "A pod is shown as Terminating, and its machine must be so too.",
+    async run(context: CheckContext) {
+      const { id } = await context.saying("ready", STUBBORN, { labels: { ...context.labels, case: "lasting" } });
+      await context.stop(id, 60);
+      const machine = await context.until(id, "the state stopping", ({ state }) => state !== "running");
+      context.expect(
+        machine.state === "stopping" && mainOf(machine).state === "running",
+        "a machine whose container still runs to be stopping",
+        `it is ${summary(machine)}`,
+      );
+    },
+  },
+  {
+    name: "stop/ends-every-container",
+    needs: ["multi_container"],
+    why: "One that is left runs for nobody.",
+    async run(context: CheckContext) {
+      const { id } = await context.running("", {
+        labels: { ...context.labels, case: "every" },
+        containers: [context.container(FOREVER), context.container(FOREVER, { name: "second" })],
+      });
+      await context.stop(id, 0);
+      const machine = await context.untilOver(id);
+      context.expect(
+        machine.containers.every(({ state }) => state === "terminated"),
+        "all containers of a stopped machine to have ended",
+        `it is ${summary(machine)}`,
+      );
+    },
+  },
+  {
+    name: "stop/right-after-the-create",
+    why: "A pod is deleted before it runs often enough.",
+    async run(context: CheckContext) {
+      const { id } = await context.create(FOREVER, { labels: { ...context.labels, case: "early" } });
+      await context.stop(id, 0);
+      await context.untilOver(id);
+    },
+  },
+  {
+    name: "stop/of-a-tombstone-returns-it",
+    why: "The agent that deletes may be a new one, which knows of no deletion.",
+    async run(context: CheckContext) {
+      const { id } = await context.running(FOREVER);
+      await context.delete(id);
+      await context.untilDeleted(id);
+      const { state } = await context.stop(id, 0);
+      context.expect(state === "deleted", "a stop of a deleted machine to return its tombstone", `it is ${state}`);
+    },
+  },
+  {
+    name: "delete/returns-at-once",
+    why: "The agent has other machines to look after; the tombstone comes when it comes.",
+    async run(context: CheckContext) {
+      const { id } = await context.saying("ready", STUBBORN, {
+        termination_grace_s: 300,
+        labels: { ...context.labels, case: "patient" },
+      });
+      const startedAt = context.clock.monotonic();
+      await context.delete(id, false);
+      const tookMs = context.clock.monotonic() - startedAt;
+      context.expect(
+        tookMs < 3000,
+        "a delete with 300 s of grace to return at once",
+        `it took ${Math.round(tookMs)} ms`,
+      );
+    },
+  },
+  {
+    name: "delete/is-seen-while-it-lasts",
+    why: "A machine that is said to run is started for nobody again.",
+    async run(context: CheckContext) {
+      const { id } = await context.saying("ready", STUBBORN, {
+        termination_grace_s: 60,
+        labels: { ...context.labels, case: "deleting" },
+      });
+      await context.delete(id, false);
+      const { state } = await context.until(id, "the state stopping or deleting", (seen) => seen.state !== "running");
+      context.expect(state === "stopping" || state === "deleting", "stopping or deleting", `it is ${state}`);
+    },
+  },
+  {
+    name: "delete/while-it-lasts-a-create-is-gone",
+    why: "The deletion is certain; what is asked for afterwards comes too late.",
+    async run(context: CheckContext) {
+      const id = context.id();
+      const signal = context.signal;
+      const spec = context.spec(STUBBORN, { termination_grace_s: 60, labels: { ...context.labels, case: "too-late" } });
+      await context.provider.createPod(id, spec, { signal });
+      await context.until(id, "its main container to run", (machine) => mainOf(machine).state === "running");
+      await context.delete(id, false);
+      await context.expectCode(
+        context.provider.createPod(id, spec, { signal }),
+        "gone",
+        "a create while it is deleted",
+      );
+    },
+  },
+  {
+    name: "delete/the-tombstone-stays",
+    why: "A create can be on its way for minutes.",
+    async run(context: CheckContext) {
+      const id = context.id();
+      const signal = context.signal;
+      const spec = context.spec(FOREVER, { labels: { ...context.labels, case: "late" } });
+      await context.provider.createPod(id, spec, { signal });
+      await context.delete(id);
+      await context.untilDeleted(id);
+      await context.clock.sleep(4000, signal);
+      await context.expectCode(
+        context.provider.createPod(id, spec, { signal }),
+        "gone",
+        "a create 4 s after the machine was deleted",
+      );
+    },
+  },
+  {
+    name: "delete/the-tombstone-says-when",
+    why: "How long it stays is counted from there.",
+    async run(context: CheckContext) {
+      const { id } = await context.over("exit 0");
+      await context.delete(id);
+      const { deleted_at } = await context.untilDeleted(id);
+      context.expect(deleted_at !== undefined, "deleted_at of a tombstone", "it is missing");
+    },
+  },
+  {
+    name: "delete/of-one-leaves-the-others",
+    why: "A machine that is lost by another one's deletion is a pod that fails for nothing.",
+    async run(context: CheckContext) {
+      const stays = await context.running(FOREVER, { labels: { ...context.labels, case: "stays" } });
+      const goes = await context.running(FOREVER);
+      await context.delete(goes.id);
+      await context.untilDeleted(goes.id);
+      const machine = await context.get(stays.id);
+      context.expect(mainOf(machine).state === "running", "the other machine to run on", `it is ${summary(machine)}`);
+    },
+  },
 ];

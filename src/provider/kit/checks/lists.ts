@@ -92,4 +92,52 @@ export const LIST_CHECKS: readonly Check[] = [
       context.expect(revision >= machine.revision, `a revision of at least ${machine.revision}`, `it is ${revision}`);
     },
   },
+  {
+    name: "list/items-are-whole-machines",
+    why: "One list is how an agent learns the state of everything; it never asks per machine.",
+    async run(context: CheckContext) {
+      const { id } = await context.over("exit 15", { labels: { ...context.labels, case: "whole" } });
+      const machine = await context.settled(id);
+      const { items } = await context.list();
+      context.expect(
+        items[0]?.version === machine.version && items[0].revision === machine.revision,
+        `version ${machine.version} and revision ${machine.revision} in the list, as in a get`,
+        `they are ${items[0]?.version} and ${items[0]?.revision}`,
+      );
+      const { reason: _reason, ...shown } = machine.containers[0]!.terminated!;
+      const listed = items[0].containers[0]?.terminated;
+      context.expect(
+        listed?.finished_at === shown.finished_at && listed.exit_code === shown.exit_code,
+        "how its container ended, as in a get",
+        `it is ${JSON.stringify(listed)}`,
+      );
+    },
+  },
+  {
+    name: "list/revisions-never-fall",
+    why: "A list with an older revision than one before would undo what was seen.",
+    async run(context: CheckContext) {
+      let last = 0;
+      for (let round = 0; round < 4; round++) {
+        const { revision } = await context.list();
+        context.expect(revision >= last, `a revision of at least ${last}`, `it is ${revision}`);
+        last = revision;
+        await context.create(FOREVER, { labels: { ...context.labels, case: "fall" } });
+      }
+    },
+  },
+  {
+    name: "list/a-stopping-machine-is-listed",
+    why: "Its pod waits for the end; if it vanished meanwhile, it would look lost.",
+    async run(context: CheckContext) {
+      const { id } = await context.saying("ready", "trap '' TERM; echo ready; sleep 3600");
+      await context.stop(id, 60);
+      const { items } = await context.list();
+      context.expect(
+        items.some((machine) => machine.id === id),
+        "a machine in the list while it stops",
+        "it is not there",
+      );
+    },
+  },
 ];

@@ -8,7 +8,7 @@ import { Violation, type CheckContext } from "../context.ts";
 const FOREVER = "sleep 3600";
 const MEBIBYTE = 1024 * 1024;
 
-async function exec(
+export async function exec(
   context: CheckContext,
   id: string,
   script: string,
@@ -27,11 +27,11 @@ async function exec(
   return streams;
 }
 
-async function text(stream: Readable | null): Promise<string> {
+export async function text(stream: Readable | null): Promise<string> {
   return stream === null ? "" : Buffer.concat((await stream.toArray()) as Buffer[]).toString();
 }
 
-async function exitOf(context: CheckContext, streams: ProcessStreams): Promise<number> {
+export async function exitOf(context: CheckContext, streams: ProcessStreams): Promise<number> {
   const late = Promise.withResolvers<never>();
   const cancel = context.clock.after(context.patienceMs, () =>
     late.reject(new Violation("the session to end", "it did not")),
@@ -116,7 +116,7 @@ export const STREAM_CHECKS: readonly Check[] = [
   },
   {
     name: "exec/resize",
-    needs: ["exec", "tty"],
+    needs: ["exec"],
     why: "Editors and shells draw by the terminal's size.",
     async run(context: CheckContext) {
       const { id } = await context.running(FOREVER);

@@ -1,0 +1,128 @@
+/** Files and addresses: what a container finds beside its process. */
+import type { Check } from "../check.ts";
+import { mainOf, outputOf, type CheckContext } from "../context.ts";
+
+const file = (text: string, path = "a") => [{ path, mode: 0o644, content_b64: Buffer.from(text).toString("base64") }];
+
+export const VOLUME_CHECKS: readonly Check[] = [
+  {
+    name: "volumes/files-are-there",
+    needs: ["volumes.files"],
+    why: "ConfigMaps, Secrets and tokens come by it.",
+    async run(context: CheckContext) {
+      const { id } = await context.over("", {
+        containers: [
+          context.container("cat /etc/conformance/a /etc/conformance/sub/b", {
+            mounts: [{ volume: "cfg", path: "/etc/conformance" }],
+          }),
+        ],
+        volumes: [
+          { name: "cfg", type: "files", version: "v1", files: [...file("one\n"), ...file("two é\n", "sub/b")] },
+        ],
+      });
+      const shown = await outputOf(context, id);
+      context.expect(shown === "one\ntwo é", "the files' contents", `they are ${JSON.stringify(shown)}`);
+    },
+  },
+  {
+    name: "volumes/their-version-is-told",
+    needs: ["volumes.files"],
+    why: "The agent learns from it that the files are in place.",
+    async run(context: CheckContext) {
+      const { id } = await context.running("", {
+        labels: { ...context.labels, case: "version" },
+        containers: [context.container("sleep 3600", { mounts: [{ volume: "cfg", path: "/etc/conformance" }] })],
+        volumes: [{ name: "cfg", type: "files", version: "v1-conformance", files: file("one") }],
+      });
+      await context.until(id, "file_versions to have v1-conformance of cfg", ({ file_versions = [] }) =>
+        file_versions.some(({ version }) => version === "v1-conformance"),
+      );
+    },
+  },
+  {
+    name: "files/patch-changes-the-content",
+    needs: ["volumes.files", "patch_files"],
+    why: "A ConfigMap that was changed must reach its readers, not only be said to.",
+    async run(context: CheckContext) {
+      const script = "while true; do cat /etc/conformance/a; sleep 0.3; done";
+      const { id } = await context.saying("one", "", {
+        containers: [context.container(script, { mounts: [{ volume: "cfg", path: "/etc/conformance" }] })],
+        volumes: [{ name: "cfg", type: "files", version: "v1", files: file("one\n") }],
+      });
+      await context.provider.updatePod?.(
+        id,
+        { files: [{ volume: "cfg", version: "v2", files: file("changed\n") }] },
+        { signal: context.signal },
+      );
+      await context.untilTrue("the container to read the file's new content", async () =>
+        (await outputOf(context, id)).endsWith("changed"),
+      );
+    },
+  },
+  {
+    name: "files/patch-of-an-absent-machine-is-not-found",
+    needs: ["patch_files"],
+    why: "There is nothing left to change.",
+    async run(context: CheckContext) {
+      await context.expectCode(
+        context.provider.updatePod!(
+          context.id(),
+          { files: [{ volume: "cfg", version: "v2", files: file("two") }] },
+          { signal: context.signal },
+        ),
+        "not_found",
+        "a patch of a machine that never was",
+      );
+    },
+  },
+  {
+    name: "address/stands-where-its-token-did",
+    needs: ["pod_ip"],
+    why: "Programs are told their own address by `status.podIP`.",
+    async run(context: CheckContext) {
+      const machine = await context.running("", {
+        labels: { ...context.labels, case: "address" },
+        address_tokens: { pod_ip: "@conformance-ip@", pod_ips: "@conformance-ips@" },
+        containers: [
+          context.container('echo "$ADDRESS"; sleep 3600', {
+            env: [{ name: "ADDRESS", value: "<@conformance-ip@>" }],
+          }),
+        ],
+      });
+      let shown = "";
+      await context.untilTrue("the container to print its address", async () => {
+        shown = await outputOf(context, machine.id);
+        return shown !== "";
+      });
+      const { addresses } = await context.get(machine.id);
+      context.expect(
+        shown === `<${addresses[0]?.ip}>`,
+        `the machine's first address, ${addresses[0]?.ip}`,
+        `the container sees ${shown}`,
+      );
+    },
+  },
+  {
+    name: "stats/are-of-now",
+    needs: ["stats"],
+    why: "An old sample scales by what was.",
+    async run(context: CheckContext) {
+      const { id } = await context.running("sleep 3600", { labels: { ...context.labels, case: "now" } });
+      const sample = async () => {
+        const all = await context.provider.getStats!({ signal: context.signal, labels: context.labels });
+        return all.find((stats) => stats.id === id);
+      };
+      await context.untilTrue("a sample of the machine", async () => (await sample()) !== undefined);
+      const at = (await sample())?.at ?? "";
+      const offMs = Math.abs(Date.parse(at) - context.clock.now());
+      context.expect(offMs < 5 * 60_000, "a sample of the last five minutes", `it is of ${at}`);
+      const main = mainOf(await context.get(id));
+      const container = (await sample())?.containers.find(({ name }) => name === "main");
+      context.expect(
+        main.started_at === undefined || container?.started_at.slice(0, 19) === main.started_at.slice(0, 19),
+        `the sample to name the start of the instance, ${main.started_at}`,
+        `it names ${container?.started_at}`,
+      );
+    },
+  },
+];
