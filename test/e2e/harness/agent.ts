@@ -3,6 +3,8 @@ import { randomBytes } from "node:crypto";
 import { mkdir, readFile, writeFile } from "node:fs/promises";
 import { networkInterfaces } from "node:os";
 import { join } from "node:path";
+import { CriClient } from "../../../providers/local/engines/cri/client.ts";
+import { machineHash } from "../../../providers/local/host/machine-hash.ts";
 import { clientOf, type Client, type Json } from "./client.ts";
 import { freePort } from "./ports.ts";
 import { failWhenExited, type ManagedProcess, type Sandbox } from "./processes.ts";
@@ -99,6 +101,11 @@ export async function startBackend({ sandbox, images = {}, engine }: BackendOpti
       await waitFor({ what: "the backend to start containerd again", timeoutMs: 60_000 }, async () =>
         must((await pidOf()) !== before, before),
       );
+      // Not before then may it be killed again.
+      const runtime = new CriClient(`/run/vmlet-cri-${machineHash(join(stateDir, "cri"))}/containerd.sock`);
+      await waitFor({ what: "containerd to answer again", timeoutMs: 60_000 }, () =>
+        runtime.runtime.status({}, runtime.within(5_000)),
+      ).finally(() => runtime.close());
     },
   });
 }

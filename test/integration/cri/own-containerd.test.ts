@@ -2,7 +2,7 @@
 import { existsSync, mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { expect, onTestFinished, test } from "vitest";
+import { expect, onTestFinished, test, vi } from "vitest";
 import { CriClient } from "../../../providers/local/engines/cri/client.ts";
 import { OwnContainerd } from "../../../providers/local/engines/cri/own-containerd.ts";
 import { mountsBelow } from "../../../providers/local/host/mounts.ts";
@@ -14,11 +14,11 @@ import { leaveOut } from "../../support/left-out.ts";
 const missing = await missingForContainerd();
 const { signal } = new AbortController();
 
-function make(): { own: OwnContainerd; dir: string } {
+function make(clock = systemClock): { own: OwnContainerd; dir: string } {
   const dir = join(mkdtempSync(join(tmpdir(), "vmlet-cri-")), "cri");
   const { bridge, cidr } = testNetwork("");
   const gateway = cidr!.replace("0/24", "1");
-  const own = new OwnContainerd({ dir, clock: systemClock, bridge: bridge!, cidr: cidr!, gateway });
+  const own = new OwnContainerd({ dir, clock, bridge: bridge!, cidr: cidr!, gateway });
   onTestFinished(async () => {
     await own.remove();
     rmSync(join(dir, ".."), { recursive: true, force: true });
@@ -53,6 +53,19 @@ else {
     process.kill(pidOf(dir), "SIGKILL");
     await own.start(signal);
     expect(await imageNames(own.socket)).toEqual(before);
+  });
+
+  test("one that is killed while it starts is not waited for", async () => {
+    // By this clock no time passes: only the end of the process can tell.
+    const { own, dir } = make({ ...systemClock, monotonic: () => 0 });
+    await own.start(signal);
+    const before = pidOf(dir);
+    process.kill(before, "SIGKILL");
+    const starting = own.start(signal).catch((thrown: unknown) => String(thrown));
+    await vi.waitFor(() => expect(pidOf(dir)).not.toBe(before), { interval: 1 });
+    process.kill(pidOf(dir), "SIGKILL");
+    expect(await starting).toContain("containerd does not start");
+    await own.start(signal);
   });
 
   test("nothing of it is left when it is removed", async () => {

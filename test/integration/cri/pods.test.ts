@@ -1,7 +1,4 @@
-/**
- * The cases of pods on engine cri, with the backend killed in their middle; by VMLET_TEST_RUNTIME_KILLED=1 its containerd
- * too. All of those at once take containerd a minute to come back from on two cores, longer than the cases wait.
- */
+/** The cases of pods on engine cri, with the backend killed in their middle, and its containerd. */
 import { podCases } from "../../e2e/cases/pod-cases.ts";
 import { startDevEnvironment } from "../../e2e/cases/start.ts";
 import { describeCases } from "../../e2e/cases/suite.ts";
@@ -28,7 +25,7 @@ else
     },
     startTimeoutMs: 60_000,
     cases: podCases,
-    faults: ["the backend", ...(process.env["VMLET_TEST_RUNTIME_KILLED"] ? (["the runtime"] as const) : [])],
+    faults: ["the backend", "the runtime"],
     timeoutMs: 180_000,
     concurrent: true,
   });

@@ -1,8 +1,11 @@
-/** A container runtime by CRI v1, on its unix socket. Every call has a deadline, and ends with its caller's signal. */
+/**
+ * A container runtime by CRI v1, on its unix socket. Every call has a deadline, and ends with its caller's signal. What
+ * is asked while the runtime is away is asked again when it is back, where that certainly does nothing twice.
+ */
 import { connect } from "node:net";
-import { type CallOptions, type Client, Code, ConnectError, createClient } from "@connectrpc/connect";
+import { type CallOptions, type Client, Code, ConnectError, createClient, type Interceptor } from "@connectrpc/connect";
 import { createGrpcTransport, Http2SessionManager } from "@connectrpc/connect-node";
-import { ProviderError } from "../../../../src/provider/kit/index.ts";
+import { type Clock, pause, ProviderError } from "../../../../src/provider/kit/index.ts";
 import { ImageService, RuntimeService } from "./api.gen.js";
 import { heldConnection } from "./held-connection.ts";
 
@@ -16,6 +19,15 @@ const RECONNECT = { pingIntervalMs: 30_000, pingTimeoutMs: 10_000, pingIdleConne
 /** Unavailable: it cannot be reached. The others: its end of the connection was closed while it was at it. */
 const CUT: ReadonlySet<Code> = new Set([Code.Unavailable, Code.Aborted, Code.Canceled]);
 
+/** A killed containerd with some forty machines is back within that, also on a busy host. */
+const AWAY_MS = 60_000;
+const AGAIN_MS = 100;
+/** Calls that only tell. */
+const READS: ReadonlySet<string> = new Set([
+  ...["Version", "Status", "RuntimeConfig", "ListContainers", "ContainerStatus", "ListPodSandbox", "PodSandboxStatus"],
+  ...["PodSandboxStats", "ListImages", "ImageStatus", "ImageFsInfo"],
+]);
+
 export class CriClient {
   readonly runtime: Client<typeof RuntimeService>;
   readonly images: Client<typeof ImageService>;
@@ -25,16 +37,25 @@ export class CriClient {
   readonly #sessions: Http2SessionManager[];
   readonly #closed = new AbortController();
 
-  /** @param socket path of the runtime's unix socket */
-  constructor(socket: string) {
+  /**
+   * @param socket path of the runtime's unix socket
+   * @param patience waits for a runtime that is away; absent: says so at once
+   */
+  constructor(socket: string, patience?: Clock) {
     this.socket = socket;
     const baseUrl = "http://localhost";
     const held = () => heldConnection(socket, CALL_MS / 1000);
     this.#sessions = [() => connect(socket), held].map(
       (createConnection) => new Http2SessionManager(baseUrl, RECONNECT, { createConnection }),
     );
+    const options = {
+      baseUrl,
+      readMaxBytes: MAX_REPLY_BYTES,
+      defaultTimeoutMs: CALL_MS,
+      interceptors: patience === undefined ? [] : [untilBack(patience)],
+    };
     const [transport, lasting] = this.#sessions.map((sessionManager) =>
-      createGrpcTransport({ baseUrl, sessionManager, readMaxBytes: MAX_REPLY_BYTES, defaultTimeoutMs: CALL_MS }),
+      createGrpcTransport({ ...options, sessionManager }),
     );
     this.runtime = createClient(RuntimeService, transport!);
     this.images = createClient(ImageService, transport!);
@@ -59,6 +80,39 @@ export class CriClient {
   }
 }
 
+/** Asks again what the runtime has not received, or what only tells. Streams end with it: their users notice. */
+function untilBack(clock: Clock): Interceptor {
+  return (next) => async (request) => {
+    // Before its time is over: a call that was late may have had its effect, and this one had none.
+    const until = clock.monotonic() + Math.min(AWAY_MS, timeoutMs(request.header) - 2 * AGAIN_MS);
+    for (;;) {
+      try {
+        return await next(request);
+      } catch (thrown) {
+        const isHarmless = isUnsent(thrown) || (isCut(thrown) && READS.has(request.method.name));
+        if (request.stream || !isHarmless || request.signal.aborted || clock.monotonic() > until) throw thrown;
+        await pause(clock, AGAIN_MS, request.signal);
+        if (request.signal.aborted) throw thrown;
+      }
+    }
+  };
+}
+
+/** As gRPC tells it to the other end: `10000m`. */
+function timeoutMs(header: Headers): number {
+  const [, ms] = /^(\d+)m$/.exec(header.get("grpc-timeout") ?? "") ?? [];
+  return ms === undefined ? Infinity : Number(ms);
+}
+
+/** True when there was nobody to ask: containerd leaves its socket behind when it is killed, and makes another one. */
+function isUnsent(thrown: unknown): boolean {
+  for (let cause = thrown; cause instanceof Error; cause = cause.cause) {
+    const { code, syscall } = cause as NodeJS.ErrnoException;
+    if (syscall === "connect" && (code === "ECONNREFUSED" || code === "ENOENT")) return true;
+  }
+  return false;
+}
+
 /** True when the runtime says that there is no such thing; any other failure proves nothing. */
 export function isNotFound(thrown: unknown): boolean {
   return thrown instanceof ConnectError && thrown.code === Code.NotFound;
@@ -76,7 +130,7 @@ export function isLate(thrown: unknown): boolean {
 
 /** True when the runtime has ended, or cannot be reached: the call may have had its effect, or have it yet. */
 export function isCut(thrown: unknown): boolean {
-  return thrown instanceof ConnectError && CUT.has(thrown.code);
+  return thrown instanceof ConnectError && (CUT.has(thrown.code) || isUnsent(thrown));
 }
 
 /** What the runtime says, without the code before it. */

@@ -120,7 +120,7 @@ export class CriEngine implements Engine {
         cidr: parseSubnet(cidr).cidr,
         gateway: parseSubnet(cidr).gateway,
       });
-    const client = new CriClient(this.#own?.socket ?? socket!);
+    const client = new CriClient(this.#own?.socket ?? socket!, clock);
     const backend = machineHash(stateDir);
     this.#client = client;
     this.keeper = new RuntimeContainers({
@@ -297,12 +297,12 @@ export class CriEngine implements Engine {
 
   async destroy({ id, dir }: MachineHome, { keepVolumes = false } = {}): Promise<void> {
     const { network, cgroupRoot, clock, users } = this.#context;
-    await removeSandboxes(this.#context, id);
+    await removeSandboxes(this.#context, id, async () => await network?.detach(id));
     const cgroup = new Cgroup(join(cgroupRoot, machineHash(id)));
     await cgroup.kill(clock);
     await cgroup.remove();
     await users.release(id);
-    await Promise.all([unmountBelow(dir), network?.detach(id)]);
+    await unmountBelow(dir);
     if (!keepVolumes) return await removeTree(dir);
     for (const name of await readdir(dir).catch(() => [])) if (name !== "volumes") await removeTree(join(dir, name));
   }

@@ -148,7 +148,8 @@ export class OwnContainerd {
 
   /** Writes down what containerd will not know of containers that ended without it, or end until it has started. */
   async #keepExits(untilStarted: AbortSignal): Promise<void> {
-    await watchTaskExits(join(this.#runDir, "state"), untilStarted, (id, exit) => writeJson(this.#exitFile(id), exit));
+    const told = (id: string, exit: TaskExit) => writeJson(this.#exitFile(id), exit);
+    await watchTaskExits(this.#options.clock, join(this.#runDir, "state"), untilStarted, told);
   }
 
   async #forgetExits(signal: AbortSignal): Promise<void> {
@@ -175,7 +176,7 @@ export class OwnContainerd {
 
   /** Writes down how a container that runs ends, when it does: containerd may be killed before it has. */
   async witness(containerId: string, signal: AbortSignal): Promise<void> {
-    const exit = await taskExit(join(this.#runDir, "state"), containerId, signal);
+    const exit = await taskExit(this.#options.clock, join(this.#runDir, "state"), containerId, signal);
     if (exit !== undefined) writeJson(this.#exitFile(containerId), exit);
   }
 
@@ -194,7 +195,8 @@ export class OwnContainerd {
     const deadline = clock.monotonic() + START_MS;
     while (!(await this.#answers(signal))) {
       signal.throwIfAborted();
-      if (child.exitCode !== null || child.pid === undefined || clock.monotonic() > deadline)
+      const hasEnded = child.pid === undefined || child.exitCode !== null || child.signalCode !== null;
+      if (hasEnded || clock.monotonic() > deadline)
         throw new Error(`containerd does not start: ${await this.#lastWords()}`);
       await clock.sleep(POLL_MS, signal);
     }

@@ -147,19 +147,35 @@ async function firstRunning({ client }: Pick<CriContext, "client">, items: reado
   return undefined;
 }
 
-/** Removes every sandbox of the machine with its containers. */
-export async function removeSandboxes(context: CriContext, machineId: string): Promise<void> {
+/**
+ * Removes every sandbox of the machine with its containers.
+ * @param whenStopped what can be done as soon as they have no network any more
+ */
+export async function removeSandboxes(
+  context: CriContext,
+  machineId: string,
+  whenStopped: () => Promise<void>,
+): Promise<void> {
   const { client } = context;
   const filter = { labelSelector: machineLabels(context, machineId) };
   const { items } = await client.runtime.listPodSandbox({ filter }, client.within(QUICK_CALL_MS));
-  for (const { id } of items) await removeSandbox(context, id);
+  for (const { id } of items) await stopSandbox(context, id);
+  const remove = async () => {
+    for (const { id } of items) await removeStopped(context, id);
+  };
+  await together([remove(), whenStopped()]);
 }
 
-export async function removeSandbox(
-  { client, own }: Pick<CriContext, "client" | "own">,
-  podSandboxId: string,
-): Promise<void> {
+export async function removeSandbox(context: CriContext, id: string): Promise<void> {
+  await stopSandbox(context, id);
+  await removeStopped(context, id);
+}
+
+async function stopSandbox({ client }: CriContext, podSandboxId: string): Promise<void> {
   await unlessGone(client.runtime.stopPodSandbox({ podSandboxId }, client.within()));
+}
+
+async function removeStopped({ client, own }: CriContext, podSandboxId: string): Promise<void> {
   await unlessGone(client.runtime.removePodSandbox({ podSandboxId }, client.within()));
   await own?.endShim(podSandboxId);
 }
@@ -202,7 +218,6 @@ class CriSandbox implements Sandbox {
     const { spec, image, name, attempt, id, dir } = launch;
     if (image === undefined)
       throw new ContainerError("CreateContainerError", `container ${spec.name}: there is no image`);
-    await this.#removeEnded(launch);
     const security = criSecurity(spec, {
       ...this.#host,
       machineId: this.#home.id,
@@ -210,7 +225,7 @@ class CriSandbox implements Sandbox {
       targetId: launch.target === undefined ? undefined : await containers.find(launch.target),
       users: this.#users,
     });
-    await prepareLog(dir);
+    const [mounts] = await together([this.#mounts(launch), prepareLog(dir), this.#removeEnded(launch)]);
     const config: MessageInitShape<typeof ContainerConfigSchema> = {
       metadata: { name, attempt },
       image: { image: image.location, userSpecifiedImage: spec.image },
@@ -218,7 +233,7 @@ class CriSandbox implements Sandbox {
       args: spec.args ?? [],
       workingDir: spec.working_dir ?? "",
       envs: (spec.env ?? []).map(({ name, value }) => ({ key: name, value: Buffer.from(value) })),
-      mounts: await this.#mounts(launch),
+      mounts,
       labels: {
         ...machineLabels(this.#context, this.#home.id),
         [LABEL_CONTAINER]: name,
@@ -234,7 +249,13 @@ class CriSandbox implements Sandbox {
     try {
       const sandbox = sandboxConfig(this.#context, this.#home, this.#users);
       const request = { podSandboxId: this.#id, config, sandboxConfig: sandbox };
-      const { containerId } = await client.runtime.createContainer(request, client.within(undefined, this.#signal));
+      const create = () => client.runtime.createContainer(request, client.within(undefined, this.#signal));
+      const { containerId } = await create().catch(async (thrown: unknown) => {
+        if (!isCut(thrown) || this.#signal.aborted) throw thrown;
+        // The runtime has ended meanwhile: what it has made of it by then goes.
+        await this.#removeEnded(launch);
+        return await create();
+      });
       containers.made(launch, containerId);
       const user = (await containers.status(containerId))?.user?.linux;
       return {

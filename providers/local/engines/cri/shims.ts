@@ -14,8 +14,8 @@ import { createHash } from "node:crypto";
 import { existsSync } from "node:fs";
 import { readdir, readFile, rm } from "node:fs/promises";
 import { connect } from "node:net";
-import { join } from "node:path";
-import { type Clock, toError } from "../../../../src/provider/kit/index.ts";
+import { basename, join } from "node:path";
+import { type Clock, pause, toError } from "../../../../src/provider/kit/index.ts";
 import { isAlive, processStat } from "../../host/proc.ts";
 
 export interface TaskExit {
@@ -42,6 +42,9 @@ const STATE_MS = 10_000;
 /** A shim that was told to end does so within milliseconds; one that does not is asked, killed, and given up. */
 const SHIM_END_MS = { asked: 200, killed: 2_000, stuck: 5_000 };
 const POLL_MS = 20;
+/** A start that was under way when containerd was killed is over by then. */
+const BEGUN_LOOKS = 10;
+const RUNTIMES: ReadonlySet<string> = new Set(["runc", "crun", "runsc", "runsc-sandbox"]);
 
 /**
  * Learns how tasks end, until `signal` is aborted. Fulfilled when those are told that have ended by now.
@@ -49,6 +52,7 @@ const POLL_MS = 20;
  * @param told is called once for each task that has ended, with its container's id
  */
 export async function watchTaskExits(
+  clock: Clock,
   stateDir: string,
   signal: AbortSignal,
   told: (containerId: string, exit: TaskExit) => void,
@@ -57,7 +61,7 @@ export async function watchTaskExits(
   await Promise.all(
     ids.map(async (id) => {
       const first = Promise.withResolvers<void>();
-      const exit = taskExit(stateDir, id, signal, first.resolve);
+      const exit = taskExit(clock, stateDir, id, signal, first.resolve);
       const tell = exit.then((known) => known && told(id, known));
       // How one ends that runs now is waited for by nobody here.
       await Promise.race([first.promise, tell]);
@@ -66,11 +70,26 @@ export async function watchTaskExits(
 }
 
 /**
+ * Whether the command of a task has begun of which the shim says that it is only created: the shim ends its `runc
+ * start` when containerd is killed, and then does not know how far that got.
+ */
+async function hasBegun(clock: Clock, pid: number, signal: AbortSignal): Promise<boolean> {
+  for (let look = 0; look < BEGUN_LOOKS; look++) {
+    if (look > 0) await pause(clock, POLL_MS, signal);
+    const argv = (await readFile(`/proc/${pid}/cmdline`, "utf8").catch(() => "")).split("\0");
+    // It waits as the runtime's own program for the start. One that is gone has ended.
+    if (!RUNTIMES.has(basename(argv[0]!))) return true;
+  }
+  return false;
+}
+
+/**
  * How a task ends, as its shim tells. Undefined when nobody knows: its shim has ended, or hangs; and for a task that
  * was not started: containerd may kill it, and start it later.
  * @param isRunning is called when it has to be waited for
  */
 export async function taskExit(
+  clock: Clock,
   stateDir: string,
   id: string,
   signal: AbortSignal,
@@ -80,9 +99,9 @@ export async function taskExit(
   if (shim === undefined) return undefined;
   try {
     const within = AbortSignal.any([signal, AbortSignal.timeout(STATE_MS)]);
-    const { status, ...exit } = taskState(await call(shim, "State", id, within));
+    const { status, pid, ...exit } = taskState(await call(shim, "State", id, within));
     if (status === STOPPED) return exit;
-    if (status === CREATED) return undefined;
+    if (status === CREATED && !(await hasBegun(clock, pid, within))) return undefined;
     isRunning();
     return waitReply(await call(shim, "Wait", id, signal));
   } catch {
@@ -159,9 +178,10 @@ function replyPayload(reply: Uint8Array): Uint8Array {
 }
 
 /** containerd.task.v3.StateResponse */
-function taskState(reply: Uint8Array): TaskExit & { status: number } {
-  const state = { status: 0, exitCode: 0, finishedAt: 0 };
+function taskState(reply: Uint8Array): TaskExit & { status: number; pid: number } {
+  const state = { status: 0, pid: 0, exitCode: 0, finishedAt: 0 };
   readFields(reply, {
+    3: (reader) => (state.pid = reader.uint32()),
     4: (reader) => (state.status = reader.int32()),
     9: (reader) => (state.exitCode = reader.uint32()),
     10: (reader) => (state.finishedAt = timestampMs(reader.bytes())),
