@@ -3,14 +3,18 @@
  * (dev-simulated.ts), or a backend that somebody is writing.
  */
 import { randomBytes } from "node:crypto";
-import { readFile, writeFile } from "node:fs/promises";
+import { readFile, rename, writeFile } from "node:fs/promises";
 import { join, resolve } from "node:path";
+import PQueue from "p-queue";
 import { configuredBy } from "../config/load.ts";
 import { type ProviderConfig, providerSchema } from "../config/schema.ts";
 import { LABEL_UID, ownerLabels } from "../provider/owner.ts";
 import type { Machine } from "../provider/machine.ts";
 import type { Provider } from "../provider/provider.ts";
+import { isSubset } from "../resources/labels.ts";
+import { isProviderError } from "../provider/errors.ts";
 import type { Logger } from "../telemetry/logger.ts";
+import { toError } from "../util/errors.ts";
 import { systemClock } from "../util/clock.ts";
 import { systemRandom } from "../util/random.ts";
 import type { PublishNames, ServiceProxyOptions } from "../devcluster/index.ts";
@@ -42,6 +46,9 @@ export interface DevMachines {
 }
 
 const REMOVAL_MS = 30_000;
+const REMOVED_AT_ONCE = 16;
+const ANSWER_MS = 10_000;
+const CLUSTER_ID = /^dev-[0-9a-f]{16}$/;
 
 export interface ForeignBackend {
   /** The address of a Machine API. */
@@ -65,9 +72,16 @@ export async function foreignMachines(
     module === undefined
       ? { type: "http-vm", url: backend, tokenFile, caFile }
       : { type: "module", module: resolve(module) };
-  const provider = await configuredBy(module === undefined ? "--backend" : "--module", () =>
+  const flag = module === undefined ? "--backend" : "--module";
+  const provider = await configuredBy(flag, () =>
     createProvider(parsed(given), { clock: systemClock, random: systemRandom, logger: options.logger }),
   );
+  try {
+    if (backend !== undefined) await configuredBy(flag, () => mustAnswer(provider, backend));
+  } catch (thrown) {
+    await provider.close();
+    throw thrown;
+  }
   return {
     ...machinesOf(provider, ownerLabels(options.clusterId, options.nodeName)),
     provider: given,
@@ -82,15 +96,38 @@ function parsed(given: Record<string, unknown>): ProviderConfig {
   return data;
 }
 
-/** The id that clusters of this folder have: made once, so that machines are found again after a run was killed. */
-export async function clusterIdOf(stateDir: string): Promise<string> {
+/** Its first command would fail otherwise, by an error that names neither what was asked nor why. */
+async function mustAnswer(provider: Provider, url: string): Promise<void> {
+  try {
+    await provider.getInfo({ signal: AbortSignal.timeout(ANSWER_MS) });
+  } catch (thrown) {
+    const cure = isProviderError(thrown, "unauthorized")
+      ? "--token-file names the file with the token that it asks for"
+      : "start the backend, or give the address that it listens on";
+    throw new Error(`${url} does not answer: ${toError(thrown).message}; ${cure}`, { cause: thrown });
+  }
+}
+
+/**
+ * The id that clusters of this folder have: made once, so that machines are found again after a run was killed. The
+ * caller holds the folder's lock.
+ */
+export async function clusterIdOf(stateDir: string, logger: Logger): Promise<string> {
   const file = join(stateDir, "cluster-id");
-  await writeFile(file, `dev-${randomBytes(8).toString("hex")}`, { flag: "wx" }).catch(
-    (thrown: NodeJS.ErrnoException) => {
-      if (thrown.code !== "EEXIST") throw thrown;
-    },
-  );
-  return await readFile(file, "utf8");
+  const known = await readFile(file, "utf8").catch((thrown: NodeJS.ErrnoException) => {
+    if (thrown.code !== "ENOENT") throw thrown;
+  });
+  if (known !== undefined && CLUSTER_ID.test(known)) return known;
+  // What had the old id is nobody's now; a wrong one would make another cluster's machines ours.
+  if (known !== undefined)
+    logger.warn(
+      { file },
+      "The cluster's id was torn and is made again: machines of the earlier one stay where they are",
+    );
+  const id = `dev-${randomBytes(8).toString("hex")}`;
+  await writeFile(`${file}.new`, id, { flush: true });
+  await rename(`${file}.new`, file);
+  return id;
 }
 
 /** @param labels of those that are meant */
@@ -98,20 +135,31 @@ export function machinesOf(
   provider: Provider,
   labels: Record<string, string>,
 ): Pick<DevMachines, "list" | "remove" | "dial"> {
-  const list = async (signal: AbortSignal) => (await provider.getPods({ labels, signal })).items;
+  // A backend that somebody writes may not look at labels yet, and have others' machines.
+  const having = async (own: Record<string, string>, signal: AbortSignal) => {
+    const { items } = await provider.getPods({ labels: own, signal });
+    return items.filter((machine) => isSubset(own, machine.labels));
+  };
+  const list = (signal: AbortSignal) => having(labels, signal);
   return {
     list,
     async remove() {
       const signal = AbortSignal.timeout(REMOVAL_MS);
-      for (const { id } of await list(signal)) await provider.deletePod(id, { force: true, signal });
+      const places = new PQueue({ concurrency: REMOVED_AT_ONCE });
+      const removals = (await list(signal)).map(({ id }) =>
+        places.add(() => provider.deletePod(id, { force: true, signal })),
+      );
+      await Promise.allSettled(removals);
+      // Throws what the first failed with.
+      await Promise.all(removals);
       while ((await list(signal)).length > 0) await systemClock.sleep(50, signal);
     },
     dial:
       provider.portForward &&
       (async (podUid, port, signal) => {
-        const { items } = await provider.getPods({ labels: { ...labels, [LABEL_UID]: podUid }, signal });
-        if (items[0] === undefined) throw new Error(`the backend has no machine of pod ${podUid}`);
-        return await provider.portForward!(items[0].id, port, { signal });
+        const [machine] = await having({ ...labels, [LABEL_UID]: podUid }, signal);
+        if (machine === undefined) throw new Error(`the backend has no machine of pod ${podUid}`);
+        return await provider.portForward!(machine.id, port, { signal });
       }),
   };
 }

@@ -4,6 +4,7 @@
  * With `--demo` it runs a burst of pods by itself and ends.
  */
 import { Command, Option } from "commander";
+import { closeSync } from "node:fs";
 import { mkdir, rm, writeFile } from "node:fs/promises";
 import { join, resolve } from "node:path";
 import { Agent } from "../agent/agent.ts";
@@ -12,6 +13,7 @@ import { startDevCluster, type DevCluster } from "../devcluster/index.ts";
 import { loadKubeConfig } from "../kube/kubeconfig.ts";
 import { createLogger, type LogFormat, type Logger, type LogLevel } from "../telemetry/logger.ts";
 import { systemClock } from "../util/clock.ts";
+import { toError } from "../util/errors.ts";
 import { systemRandom } from "../util/random.ts";
 import { runDemo } from "./demo.ts";
 import { DemoAgent } from "./demo-agent.ts";
@@ -79,14 +81,19 @@ export function devCommand(): Command {
 async function dev(options: DevOptions, logger: Logger, stop: AbortSignal): Promise<number> {
   const stateDir = resolve(options.stateDir);
   await configuredBy("--state-dir", () => mkdir(stateDir, { recursive: true }));
+  refuseIdleFlags(options);
   const isForeign = options.backend !== undefined || options.module !== undefined;
-  const clusterId = isForeign ? await clusterIdOf(stateDir) : "dev";
+  // A backend of our own has a lock itself. Of another's, a second run would remove the machines of the first.
+  await using _lock = isForeign ? await lockFolder(stateDir, logger) : undefined;
+  const clusterId = isForeign ? await clusterIdOf(stateDir, logger) : "dev";
   const alone = options.kubeconfig === undefined;
   const progress = new Progress();
   const machines = await progress.of("Starting what machines run on", () =>
     startMachines(options, { stateDir, clusterId, isForeign, logger }),
   );
   let cluster: DevCluster | undefined;
+  let isRemoved = true;
+  let status: number;
   try {
     if (alone) {
       await progress.of(LEFT_OVER, () => machines.remove());
@@ -105,18 +112,50 @@ async function dev(options: DevOptions, logger: Logger, stop: AbortSignal): Prom
     const kubeconfig = options.kubeconfig ?? join(stateDir, "kubeconfig");
     if (cluster !== undefined) await writeFile(kubeconfig, cluster.kubeConfigYaml, { mode: 0o600 });
     const config = agentConfig(options, { kubeconfig, machines, clusterId: alone ? clusterId : undefined });
-    const status = options.demo
+    status = options.demo
       ? await demo({ config, configFile: join(stateDir, "demo.yaml"), kubeconfig, machines, stop })
       : await serve({ config, kubeconfig, machines, progress, logger, stop }, (page) =>
           printWelcome({ alone, machines, kubeconfig, page }),
         );
     if (!alone) console.log(`\n${whatStays(machines)}`);
-    return status;
   } finally {
-    if (alone) await progress.of(ENDING, () => machines.remove());
-    await machines.close();
-    await cluster?.close();
+    try {
+      if (alone) await progress.of(ENDING, () => machines.remove());
+    } catch (thrown) {
+      isRemoved = false;
+      console.error(
+        `\nMachines could not be removed: ${toError(thrown).message}; the next run with --state-dir ${stateDir} removes them`,
+      );
+    }
+    try {
+      await machines.close();
+    } finally {
+      await cluster?.close();
+    }
   }
+  return isRemoved ? status : 1;
+}
+
+/** A flag without effect is a setting that does not apply. */
+function refuseIdleFlags({ backend, tokenFile, caFile }: DevOptions): void {
+  if (backend !== undefined) return;
+  const idle = tokenFile !== undefined ? "--token-file" : caFile !== undefined ? "--ca-file" : undefined;
+  if (idle !== undefined) throw new ConfigError(`${idle} is for --backend, which is missing`);
+}
+
+async function lockFolder(stateDir: string, logger: Logger): Promise<AsyncDisposable | undefined> {
+  // Not loaded for machines that are simulated: it is of this host alone.
+  const [{ lockFile }, { findTool }] = await Promise.all([
+    import("../../providers/local/host/lock.ts"),
+    import("../../providers/local/host/command.ts"),
+  ]);
+  if (findTool("flock") === undefined) {
+    logger.warn({ stateDir }, "This host has no flock: see to it that no second run uses the same folder");
+    return undefined;
+  }
+  const inUse = `another vmlet dev uses ${stateDir}: end it, or give this one a folder of its own`;
+  const file = await configuredBy("--state-dir", () => lockFile(join(stateDir, "lock"), inUse));
+  return { [Symbol.asyncDispose]: () => Promise.resolve(closeSync(file)) };
 }
 
 async function startMachines(

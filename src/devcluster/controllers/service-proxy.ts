@@ -21,6 +21,8 @@ export interface ServiceProxyOptions {
 
 /** Of all Services together: a program that opens connections without end must not take this process's files. */
 const MAX_CONNECTIONS = 500;
+/** A client that has gone without a reset looks like one that waits. */
+const DIAL_MS = 30_000;
 
 const services = mustFindKind("", "v1", "services");
 
@@ -36,7 +38,6 @@ export class ServiceProxy extends KeyedController {
   readonly #dial: ServiceProxyOptions["dial"];
   readonly #random: Random;
   readonly #logger: ControllerOptions["logger"];
-  readonly #closed = new AbortController();
   /** By `address:port`. */
   readonly #listeners = new Map<string, Listener>();
   readonly #connections = new Set<Socket>();
@@ -54,7 +55,6 @@ export class ServiceProxy extends KeyedController {
 
   override stop(): void {
     super.stop();
-    this.#closed.abort(new Error("the cluster is closed"));
     for (const { server } of this.#listeners.values()) server.close();
     for (const socket of this.#connections) socket.destroy();
   }
@@ -101,8 +101,19 @@ export class ServiceProxy extends KeyedController {
     this.#connections.add(socket);
     socket.once("close", () => this.#connections.delete(socket));
     socket.on("error", () => {});
-    this.#connect(endpoint).then(
+    // Nobody waits any more for what its client has given up; one that has only said all may wait for an answer.
+    const gone = new AbortController();
+    const tooLate = this.clock.after(DIAL_MS, () => {
+      gone.abort(new Error("the machine took no connection in time"));
+      socket.resetAndDestroy();
+    });
+    socket.once("close", () => {
+      tooLate();
+      gone.abort(new Error("the client is gone"));
+    });
+    this.#connect(endpoint, gone.signal).then(
       (upstream) => {
+        tooLate();
         // Each direction ends by itself; what breaks one breaks both.
         const broken = (thrown: unknown) => {
           if (!thrown) return;
@@ -116,11 +127,11 @@ export class ServiceProxy extends KeyedController {
     );
   }
 
-  async #connect({ address, port, podUid }: Endpoint): Promise<Duplex> {
-    if (podUid !== undefined) return await this.#dial(podUid, port, this.#closed.signal);
+  async #connect({ address, port, podUid }: Endpoint, signal: AbortSignal): Promise<Duplex> {
+    if (podUid !== undefined) return await this.#dial(podUid, port, signal);
     // Of a Service without a selector: the address is what somebody wrote down.
     const { promise, resolve, reject } = Promise.withResolvers<Duplex>();
-    const socket = connect({ host: address, port, allowHalfOpen: true, noDelay: true, signal: this.#closed.signal });
+    const socket = connect({ host: address, port, allowHalfOpen: true, noDelay: true, signal });
     socket.once("connect", () => resolve(socket)).once("error", reject);
     return await promise;
   }

@@ -4,6 +4,7 @@ import { connect } from "node:net";
 import { text } from "node:stream/consumers";
 import { Duplex, PassThrough } from "node:stream";
 import { expect, onTestFinished, test, vi } from "vitest";
+import { type Clock, systemClock } from "../../../src/util/clock.ts";
 import type { Json } from "../../e2e/fidelity/api.ts";
 import { create, node, pod, podWhen, PODS, runDevCluster } from "./support.ts";
 
@@ -19,10 +20,18 @@ function answer(podUid: string, port: number): Duplex {
   return Duplex.from({ writable: input, readable: output });
 }
 
-async function setUp() {
-  const running = await runDevCluster({
-    serviceProxy: { network: NETWORK, dial: (podUid, port) => Promise.resolve(answer(podUid, port)) },
-  });
+/** Half a minute is over at once. */
+const hasty = {
+  ...systemClock,
+  after: (ms: number, tick: () => void) => systemClock.after(ms === 30_000 ? 100 : ms, tick),
+};
+
+async function setUp(
+  dial: (podUid: string, port: number, signal: AbortSignal) => Promise<Duplex> = (podUid, port) =>
+    Promise.resolve(answer(podUid, port)),
+  clock: Clock = systemClock,
+) {
+  const running = await runDevCluster({ clock, serviceProxy: { network: NETWORK, dial } });
   onTestFinished(() => running[Symbol.asyncDispose]());
   await create(running.api, "/api/v1/nodes", node("n1"));
   return running.api;
@@ -70,6 +79,45 @@ test("a connection to a Service's address goes to a ready pod, at the port that 
   expect(made.spec.clusterIP).toMatch(/^127\.99\./);
   await endpointsOf(api, "web", 1);
   await vi.waitFor(async () => expect(await ask(made.spec.clusterIP, 8080, "hello")).toBe(`${ready} 80 hello`));
+});
+
+test("a connection that is still being made is given up when its client is gone", async () => {
+  const dials: AbortSignal[] = [];
+  const api = await setUp((_podUid, _port, signal) => {
+    dials.push(signal);
+    return new Promise(() => {});
+  });
+  await runningPod(api, "p", "127.64.0.1");
+  const { spec } = await create(api, SERVICES, service("slow", [{ port: 8099, targetPort: 80 }], { app: "web" }));
+  await endpointsOf(api, "slow", 1);
+  const client = await vi.waitFor(async () => {
+    const socket = connect({ host: spec.clusterIP, port: 8099 });
+    await once(socket, "connect");
+    return socket;
+  });
+  await vi.waitFor(() => expect(dials).toHaveLength(1));
+  expect(dials[0]!.aborted).toBe(false);
+  client.resetAndDestroy();
+  await vi.waitFor(() => expect(dials[0]!.aborted).toBe(true));
+});
+
+test("a machine that takes no connection does not keep one for ever, whatever its client does", async () => {
+  const dials: AbortSignal[] = [];
+  const api = await setUp((_podUid, _port, signal) => {
+    dials.push(signal);
+    return new Promise(() => {});
+  }, hasty);
+  await runningPod(api, "p", "127.64.0.1");
+  const { spec } = await create(api, SERVICES, service("deaf", [{ port: 8098, targetPort: 80 }], { app: "web" }));
+  await endpointsOf(api, "deaf", 1);
+  const client = await vi.waitFor(async () => {
+    const socket = connect({ host: spec.clusterIP, port: 8098 });
+    await once(socket, "connect");
+    return socket;
+  });
+  const [error] = (await once(client, "error")) as [NodeJS.ErrnoException];
+  expect(error.code).toBe("ECONNRESET");
+  expect(dials[0]!.aborted).toBe(true);
 });
 
 test("each named port leads to its own", async () => {
