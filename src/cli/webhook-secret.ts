@@ -26,7 +26,7 @@ export function webhookSecretCommand(): Command {
     });
 }
 
-/** The CA's key is kept nowhere: it signs this one certificate. */
+/** The CA's key is kept nowhere: it signs this one certificate. @internal */
 export function secretOf(name: string, namespace: string, service: string, now: number) {
   const life = { notBeforeMs: now - EARLY_MS, notAfterMs: now + LIFE_MS };
   const authority = { subject: { commonName: `${service}.${namespace} CA` }, keys: generateKeyPair() };

@@ -35,7 +35,7 @@ export interface PatchOperation {
 /** `left`: the pod stays as it is; `warning` is for its author. */
 type Placement = { kind: "placed"; patch: PatchOperation[] } | { kind: "left"; why: string; warning?: string };
 
-/** Namespaces of the cluster itself: what keeps it running goes to nodes that do not depend on it. */
+/** Namespaces of the cluster itself: what keeps it running goes to nodes that do not depend on it. @internal */
 export const SYSTEM_NAMESPACES: readonly string[] = ["kube-system", "kube-public", "kube-node-lease"];
 
 /** The highest there is: a large and empty virtual node would outweigh a small real one by its free resources. */

@@ -82,8 +82,8 @@ function commentBefore(lines: readonly string[], index: number): string {
 export function exportedNames(surface: readonly string[]): (ExportedName & { isTaken: boolean; isTested: boolean })[] {
   const all = globSync("{src,providers,test,helm,examples}/**/*.ts", {
     cwd: ROOT,
-    // Declarations of what was generated as JavaScript.
-    exclude: ["**/*.gen.d.ts"],
+    // Declarations of what is JavaScript.
+    exclude: ["**/*.d.ts"],
   }).map((file) => ({
     file,
     text: readFileSync(join(ROOT, file), "utf8"),
@@ -106,9 +106,7 @@ export function exportedNames(surface: readonly string[]): (ExportedName & { isT
       }
   }
   return [...byFile]
-    .filter(
-      ([file]) => /^(?:src|providers)\//.test(file) && !/\.gen(?:\.d)?\.ts$/.test(file) && !surface.includes(file),
-    )
+    .filter(([file]) => /^(?:src|providers)\//.test(file) && !file.endsWith(".gen.ts") && !surface.includes(file))
     .flatMap(([, exported]) => exported)
     .map((each) => ({
       ...each,

@@ -76,6 +76,7 @@ const NANOSECONDS_PER_TICK = 1_000_000_000 / TICKS_PER_SECOND;
 const DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 const LINKED =
   "This host gives no mount namespaces: volumes are links below the container's home, $HOME/etc/config for /etc/config";
+const ON_DISK = "Engine process has no memory for volumes: emptyDirs of medium Memory are on this machine's disk";
 const KILL_ROUND_MS = 20;
 /** A process in uninterruptible sleep may take long; beyond this the caller is told, and tries again. */
 const KILL_ROUNDS = 250;
@@ -240,6 +241,7 @@ class ProcessSandbox implements Sandbox {
       linkBelow(home, paths);
       notices.push({ reason: "VolumesLinked", message: LINKED });
     }
+    if (this.#hasMemoryVolume(container)) notices.push({ reason: "EmptyDirOnDisk", message: ON_DISK });
     const plan = {
       argv,
       env: { ...env, ...this.#owned.marks(this.#home.id, container.id) },
@@ -250,6 +252,13 @@ class ProcessSandbox implements Sandbox {
       ...this.#inView(plan, container, { home, paths }),
       ...(notice && { notice: { ...notice, message: notices.map(({ message }) => message).join("; ") } }),
     };
+  }
+
+  #hasMemoryVolume({ spec }: ContainerLaunch): boolean {
+    const inMemory = (this.#home.spec.volumes ?? []).filter(
+      (each) => each.type === "empty_dir" && each.medium === "memory",
+    );
+    return inMemory.some(({ name }) => spec.mounts?.some(({ volume }) => volume === name));
   }
 
   /** What the container is to see where this host has something else. */

@@ -118,6 +118,15 @@ PATH=$path
 exec "$@"
 `;
 
+/**
+ * bash, where there is one: other shells take variables away whose names are none of theirs, such as `a.b`. With -p, no
+ * variable of the container's changes what it does.
+ */
+function shell(): string[] {
+  const bash = findTool("bash");
+  return bash === undefined ? ["/bin/sh"] : [bash, "-p"];
+}
+
 /** The command that runs `argv` with these paths in their places. @param root an empty folder, for it alone */
 export function inNamespace(
   kind: NonNullable<Namespaces>,
@@ -127,7 +136,7 @@ export function inNamespace(
   mkdirSync(root, { recursive: true, mode: 0o700 });
   const places = paths.flatMap(({ source, target, writable }) => [source, target, writable ? "rw" : "ro"]);
   const unshare = findTool("unshare") ?? "unshare";
-  return [unshare, ...OPTIONS[kind], "/bin/sh", "-c", SCRIPT, "vmlet", root, cwd, ...places, "--", ...argv];
+  return [unshare, ...OPTIONS[kind], ...shell(), "-c", SCRIPT, "vmlet", root, cwd, ...places, "--", ...argv];
 }
 
 /** In which folder `inNamespace` has begun its command; undefined for a command that is not its. */
@@ -143,7 +152,7 @@ export function besideProcess(
 ): string[] {
   const user = kind === "user" ? ["--user", "--preserve-credentials"] : [];
   const enter = [findTool("nsenter") ?? "nsenter", "--target", String(pid), "--mount", ...user];
-  return [...enter, "/bin/sh", "-c", 'cd "$1" && shift && exec "$@"', "vmlet", cwd, ...argv];
+  return [...enter, ...shell(), "-c", 'cd "$1" && shift && exec "$@"', "vmlet", cwd, ...argv];
 }
 
 /** Without a namespace: `HOME/etc/config` for `/etc/config`. */
