@@ -81,24 +81,33 @@ else
         ps | grep -E 'shim.js|runc |pause' | grep -v grep || true`);
     }
 
+    async function newHost(): Promise<EmulatedHost> {
+      await host?.close();
+      cutsOfDisk = 0;
+      // Its machines have the same names again.
+      roll.runs.clear();
+      const made = await EmulatedHost.make(images, registry.host);
+      workload = new Workload(`${insideName(registry.host)}/busybox`, port);
+      await made.boot();
+      return made;
+    }
+
     async function cutOnce(number: number): Promise<void> {
-      if (cutsOfDisk === CUTS_PER_DISK || host === undefined) {
-        await host?.close();
-        cutsOfDisk = 0;
-        host = await EmulatedHost.make(images, registry.host);
-        workload = new Workload(`${insideName(registry.host)}/busybox`, port);
-        await host.boot();
-      }
+      if (cutsOfDisk === CUTS_PER_DISK || host === undefined) host = await newHost();
       cutsOfDisk++;
       const { disk } = host;
       const cut = Promise.withResolvers<void>();
-      disk.cutAfter(1 + Math.floor(random() ** 2 * OPERATIONS), cut.resolve);
+      const countdown = () => disk.cutAfter(1 + Math.floor(random() ** 2 * OPERATIONS), cut.resolve);
+      // While machines are asked for, or when all have been acknowledged and are about to run.
+      const isEarly = random() < 0.5;
+      if (isEarly) countdown();
       const isOn = { value: true };
       const off = cut.promise.then(() => (isOn.value = false));
       const worked = workload
         .run(host.provider(), random, () => isOn.value)
         .catch(() => {})
         .then(async () => {
+          if (!isEarly) countdown();
           // What goes on by itself afterwards is worth a cut too, while there is something.
           const until = performance.now() + 20_000 * random();
           while (isOn.value && performance.now() < until) await workload.look(host!.provider()).catch(() => []);
@@ -109,9 +118,9 @@ else
       await worked;
       await host.boot();
       await verify();
-      console.log(
-        JSON.stringify({ cut: number + 1, machines: workload.machines.size, runs: roll.runs.size, disk: disk.count }),
-      );
+      const known = [...workload.machines.values()];
+      const acknowledged = known.filter(({ created, deleted }) => created || deleted).length;
+      console.log(JSON.stringify({ cut: number + 1, acknowledged, runs: roll.runs.size, disk: disk.count }));
     }
 
     for (let number = 0; number < CUTS; number++)

@@ -10,7 +10,7 @@ export type Kind = "for ever" | "to its end" | "never again";
 
 const KINDS: readonly Kind[] = ["for ever", "to its end", "never again"];
 const LASTING_S = 1_000_000;
-const CALL_MS = 20_000;
+const CALL_MS = 60_000;
 
 export interface Asked {
   kind: Kind;

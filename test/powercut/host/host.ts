@@ -112,7 +112,7 @@ export class EmulatedHost {
       ...["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-machine", "pc", "-cpu", "max"],
       ...["-accel", process.env["POWERCUT_ACCEL"] ?? "tcg,thread=multi", "-smp", "2", "-m", String(MEMORY_MIB)],
       ...["-kernel", this.#images.vmlinuz, "-initrd", this.#images.initrd],
-      ...["-append", "console=ttyS0 quiet panic=-1 mitigations=off random.trust_cpu=on"],
+      ...["-append", "console=ttyS0 quiet panic=-1 mitigations=off random.trust_cpu=on no_timer_check tsc=reliable"],
       ...drive("vda", file(this.#images.system), true),
       ...drive("vdb", ["driver=nbd", "server.type=unix", `server.path=${join(this.#dir, "disk.sock")}`], false),
       ...drive("vdc", file(join(this.#dir, "config")), true),
@@ -127,9 +127,14 @@ export class EmulatedHost {
       if (this.#qemu === qemu) this.#qemu = undefined;
     });
     try {
-      await waitFor({ what: "the backend of the emulated host", timeoutMs: BOOT_MS, intervalMs: 200 }, async () => {
+      const ended = once(qemu, "exit").then(() => Promise.reject(new Error("QEMU has ended")));
+      const what = "the backend of the emulated host";
+      const answered = waitFor({ what, timeoutMs: BOOT_MS, intervalMs: 200 }, async () => {
         await this.provider().getPods({ labels: {}, signal: AbortSignal.timeout(5_000) });
       });
+      ended.catch(() => {});
+      answered.catch(() => {});
+      await Promise.race([answered, ended]);
     } catch (thrown) {
       throw new Error(`the host has not come up:\n${await this.console()}`, { cause: thrown });
     }

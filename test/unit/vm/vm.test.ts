@@ -24,11 +24,13 @@ import { Qmp } from "../../../providers/local/engines/vm/qmp.ts";
 import { VmSandbox } from "../../../providers/local/engines/vm/sandbox.ts";
 import { vmSize } from "../../../providers/local/engines/vm/size.ts";
 import { parseStats } from "../../../providers/local/engines/vm/stats.ts";
-import { Vm, type VmContext } from "../../../providers/local/engines/vm/vm.ts";
-import { processStat } from "../../../providers/local/host/proc.ts";
+import { destroyVm, Vm, type VmContext } from "../../../providers/local/engines/vm/vm.ts";
+import { bootId, processStat } from "../../../providers/local/host/proc.ts";
+import type { HostNetwork } from "../../../providers/local/network/network.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
 import { type Clock, systemClock } from "../../../src/util/clock.ts";
 import { containerSpec, machineSpec } from "../../support/builders.ts";
+import { Faults } from "../../support/faults.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
 
 const MIB = 1 << 20;
@@ -334,7 +336,7 @@ async function machineWith(
   onTestFinished(() => void qemu.kill("SIGKILL"));
   const attachment = { address: "10.0.0.2", prefix: 24, gateway: "10.0.0.1", link: "l", mac: "m" };
   const { pid, startTime } = processStat(qemu.pid!)!;
-  const record = { size: { memoryMib: 192, cpus: 1 }, attachment, process: { pid, startTime } };
+  const record = { size: { memoryMib: 192, cpus: 1 }, attachment, process: { pid, startTime }, boot: bootId() };
   writeFileSync(join(dir, "k1/vm.json"), JSON.stringify(record));
   const sizing = { memoryMib: 128, maxCpus: 4 };
   const context = {
@@ -343,7 +345,11 @@ async function machineWith(
     callMs: 300,
     bootTimeoutMs: 5000,
     sizing,
-    qemu: { wasOutOfMemory: async (folder: string) => isOutOfMemory && folder === join(dir, "k1") } as Qemu,
+    network: { detach: async () => {} } as unknown as HostNetwork,
+    qemu: {
+      wasOutOfMemory: async (folder: string) => isOutOfMemory && folder === join(dir, "k1"),
+      forget: async () => {},
+    } as unknown as Qemu,
   } as VmContext;
   const vm = (await Vm.find(context, "k1"))!;
   const home = {
@@ -356,7 +362,7 @@ async function machineWith(
   const sandbox = new VmSandbox(context, home, vm);
   onTestFinished(() => sandbox.close());
   const container = { name: "c0", attempt: 0, id: "a-0", dir };
-  return { dir, vm, sandbox, container, kill: () => sandbox.kill(container) };
+  return { dir, vm, sandbox, container, context, kill: () => sandbox.kill(container) };
 }
 
 describe("a guest cannot keep its containers alive", () => {
@@ -504,6 +510,13 @@ test("a QEMU that hangs before it has begun is not waited for beyond the deadlin
   onTestFinished(() => void process.kill(Number(readFileSync(pidFile, "utf8")), "SIGKILL"));
   deadline.abort(new Error("it takes too long"));
   await outcome;
+});
+
+test("a VM is killed and removed without a look at all processes of the host", async () => {
+  const { context, dir, vm } = await machineWith(() => undefined);
+  Faults.install().fail({ kind: "read", errno: "EMFILE", about: (path) => path === "/proc" });
+  await destroyVm(context, "k1");
+  expect([vm.alive, existsSync(join(dir, "k1"))]).toEqual([false, false]);
 });
 
 test("what QEMU complains of is cut short when there is much of it", async () => {

@@ -158,12 +158,22 @@ export class Vm {
 
 /** The VM and all that belongs to it on this host, however far it got. */
 export async function destroyVm(context: VmContext, key: string): Promise<void> {
-  const process = await findVm(vmPlace(context, key, undefined));
+  const process = await processOf(context, key);
   if (process !== undefined) await killVm(process, context.clock);
   await context.network.detach(key);
   const dir = vmDir(context, key);
   await rm(dir, { recursive: true, force: true });
   await context.qemu.forget(dir);
+}
+
+/**
+ * Undefined when there is none. One that is written down is the only one: not each removal looks through all processes
+ * of the host.
+ */
+async function processOf(context: VmContext, key: string): Promise<VmProcess | undefined> {
+  const record = recordIn((await readFileIfExists(join(vmDir(context, key), "vm.json"))) ?? "");
+  if (record === undefined || record.boot !== bootId()) return await findVm(vmPlace(context, key, undefined));
+  return record.process;
 }
 
 /** Keys of all VMs that left something here. */
