@@ -391,11 +391,14 @@ function nodeMetrics({ counter, gauge, histogram }: Make) {
 
 /** Of the configuration file, which is read again when it changes; the first names are Prometheus' own. */
 function configMetrics({ gauge }: Make) {
+  const configReloadSuccessful = gauge(
+    "vmlet_config_last_reload_successful",
+    "1 when the configuration file as it is now could be used; else the one before stays in use.",
+  );
+  // That of the start was, or there would be no metrics.
+  configReloadSuccessful.set(1);
   return {
-    configReloadSuccessful: gauge(
-      "vmlet_config_last_reload_successful",
-      "1 when the configuration file as it is now could be used; else the one before stays in use.",
-    ),
+    configReloadSuccessful,
     configReloadSuccessTime: gauge(
       "vmlet_config_last_reload_success_timestamp_seconds",
       "Unix time at which a configuration was last taken.",

@@ -160,6 +160,25 @@ describe("the agent's metrics", () => {
     expect(ofProcess).toContain("kubelet_running_pods 3\n");
   });
 
+  test("tell nothing more of a node that is served no more: its lease would be taken for one that stands still", async () => {
+    const metrics = createMetrics({ nodeNames: ["gone", "stays"], version: "1.0.0" });
+    for (const node of ["gone", "stays"]) {
+      metrics.backendUp.set({ node }, 1);
+      metrics.leaseLastRenew.set({ node }, 1);
+      metrics.machinesMissing.set({ node }, 1);
+      metrics.nodeLeaving.set({ node }, 1);
+      metrics.workqueue.depth.set({ name: node }, 1);
+    }
+    metrics.removeNode("gone");
+    const text = await metrics.render();
+    expect(text).not.toContain('"gone"');
+    expect(text.match(/"stays"/g)).toHaveLength(6);
+  });
+
+  test("say of an agent that has read its configuration once that it could be used", async () => {
+    expect(await unusedMetrics().render()).toContain("vmlet_config_last_reload_successful 1\n");
+  });
+
   test("carry the names that the kubernetes-mixin alerts and dashboards read", async () => {
     const text = await createMetrics({ nodeNames: ["vm-1"], version: "1.0.0" }).render();
     const names = [
