@@ -3,8 +3,9 @@ import { Agent as HttpAgent, type AgentOptions } from "node:http";
 import { Agent as HttpsAgent } from "node:https";
 import type { Socket } from "node:net";
 import type { Duplex } from "node:stream";
-import { type Clock, ProviderError } from "../../src/provider/kit/index.ts";
+import { type Clock, ProviderError, toError, unlessAborted } from "../../src/provider/kit/index.ts";
 import type { Credentials } from "./credentials.ts";
+import type { Dial } from "./options.ts";
 
 export interface Agents {
   calls: HttpAgent;
@@ -30,8 +31,10 @@ export function createAgents(options: {
   maxSockets: number;
   connectMs: number;
   clock: Clock;
+  /** Another way to the backend than its address. */
+  dial: Dial | undefined;
 }): Agents {
-  const { isTls, maxSockets, connectMs, clock } = options;
+  const { isTls, maxSockets, connectMs, clock, dial } = options;
   const { ca, cert, key } = options.credentials;
   const tls = { minVersion: "TLSv1.2" as const, ca, cert, key };
   const create = (pool: AgentOptions): HttpAgent => (isTls ? new HttpsAgent({ ...pool, ...tls }) : new HttpAgent(pool));
@@ -43,6 +46,10 @@ export function createAgents(options: {
   });
   // A stream has its connection for itself; a WebSocket could not be tried again on another one.
   const streams = create({ keepAlive: false });
+  if (dial !== undefined) {
+    for (const agent of [calls, streams]) dialWith(agent, { dial, connectMs, clock });
+    return { calls, streams };
+  }
   limitAge(calls, clock);
   for (const agent of [calls, streams]) {
     onConnection(agent, (socket) => {
@@ -51,6 +58,45 @@ export function createAgents(options: {
     });
   }
   return { calls, streams };
+}
+
+/** Its connections come from `dial`, and each is for one call: what is at the other end may change with every one. */
+function dialWith(agent: HttpAgent, options: { dial: Dial; connectMs: number; clock: Clock }): void {
+  agent.createConnection = (_options, callback) => {
+    const answer = async () => {
+      const { stream, error = null } = await dialWithin(options);
+      callback?.(error, stream!);
+    };
+    void answer();
+    return undefined;
+  };
+  agent.keepSocketAlive = () => false;
+}
+
+/** Never rejects. */
+async function dialWithin(options: {
+  dial: Dial;
+  connectMs: number;
+  clock: Clock;
+}): Promise<{ stream?: Duplex; error?: Error }> {
+  const { dial, connectMs, clock } = options;
+  const late = new AbortController();
+  const cancel = clock.after(connectMs, () =>
+    late.abort(new ProviderError("unavailable", `no connection within ${connectMs} ms`)),
+  );
+  const dialled = dial(late.signal);
+  // What comes too late is not left open.
+  dialled.then(
+    (stream) => late.signal.aborted && stream.destroy(),
+    () => undefined,
+  );
+  try {
+    return { stream: await unlessAborted(dialled, late.signal) };
+  } catch (thrown) {
+    return { error: toError(thrown) };
+  } finally {
+    cancel();
+  }
 }
 
 function onConnection(agent: HttpAgent, work: (socket: Socket) => void): void {

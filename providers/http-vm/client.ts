@@ -20,6 +20,7 @@ import {
   parseTarget,
   REPLY_BYTES,
   type Deadlines,
+  type Dial,
   type HttpVmOptions,
   type Target,
 } from "./options.ts";
@@ -51,6 +52,7 @@ export class MachineApiClient {
   readonly #axios: AxiosInstance;
   readonly #credentials: CredentialStore;
   readonly #maxSockets: number;
+  readonly #dial: Dial | undefined;
   readonly #onInvalidReply: (reason: InvalidReason) => void;
   readonly #idPrefix = randomBytes(6).toString("hex");
   #requests = 0;
@@ -65,6 +67,7 @@ export class MachineApiClient {
     const pacing = { ...DEFAULT_PACING, ...options.pacing };
     this.pacing = new Pacing(pacing, this.clock);
     this.#maxSockets = pacing.concurrency;
+    this.#dial = options.dial;
     this.#credentials = new CredentialStore(options.credentials ?? {}, this.clock);
     this.#onInvalidReply = options.onInvalidReply ?? (() => {});
     this.#axios = axios.create({
@@ -273,6 +276,7 @@ export class MachineApiClient {
       maxSockets: this.#maxSockets,
       connectMs: this.deadlines.connectMs,
       clock: this.clock,
+      dial: this.#dial,
     });
     this.#agents = { for: credentials, agents };
     previous?.calls.destroy();

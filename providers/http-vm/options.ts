@@ -1,5 +1,6 @@
 /** Where a backend is and how it is talked to. */
 import { isIP } from "node:net";
+import type { Duplex } from "node:stream";
 import { trimEnd, type Clock, type Logger } from "../../src/provider/kit/index.ts";
 import type { CredentialFiles } from "./credentials.ts";
 import type { PacingOptions } from "./pacing.ts";
@@ -16,10 +17,14 @@ export interface Deadlines {
   silenceMs: number;
 }
 
+export type Dial = (signal: AbortSignal) => Promise<Duplex>;
+
 export interface HttpVmOptions {
   /** `https://host:port/prefix`, `http://` on loopback, or `unix:///path`. */
   url: string;
   name?: string | undefined;
+  /** Opens a byte stream to the backend, where it has no address. The url then says only how it is spoken to. */
+  dial?: Dial | undefined;
   credentials?: CredentialFiles | undefined;
   /** Plain HTTP beyond loopback shows every secret of every pod to the network. For experiments. */
   allowPlainHttp?: boolean | undefined;
