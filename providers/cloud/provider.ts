@@ -38,6 +38,7 @@ import {
   systemRandom,
   type UnknownMachine,
 } from "../../src/provider/kit/index.ts";
+import { HttpVmProvider } from "../http-vm/index.ts";
 import { CloudCalls } from "./cloud-calls.ts";
 import type { InstanceType, VmCloud } from "./cloud.ts";
 import { Collector } from "./collector.ts";
@@ -49,7 +50,8 @@ import { Views } from "./views.ts";
 
 export interface CloudProviderOptions {
   readonly cloud: VmCloud;
-  readonly openGuest: OpenGuest;
+  /** Default: by the Machine API, over `dial` of the cloud. */
+  readonly openGuest?: OpenGuest | undefined;
   /** Agents that share the cloud and this name share its machines, and clean up behind each other. */
   readonly scope: string;
   /** Where the cloud tells no sizes by itself. */
@@ -84,10 +86,6 @@ const EVENTS_KEPT = 10_000;
 const ABREAST = 16;
 const MINUTE_MS = 60_000;
 
-/**
- * Each call may be made by several agents at once.
- * @internal
- */
 export class CloudProvider implements Provider {
   readonly name: string;
   readonly #options: CloudProviderOptions;
@@ -116,7 +114,7 @@ export class CloudProvider implements Provider {
     this.#revision = clock.now() * 1000;
     this.#events = new MachineEvents({ limit: EVENTS_KEPT, revision: this.#revision });
     this.#cloud = new CloudCalls({ cloud, scope, clock });
-    this.#guests = new Guests(options.openGuest);
+    this.#guests = new Guests(options.openGuest ?? dialledGuest(cloud, clock));
     const types = async (call: CallOptions) => (await cloud.types?.(call)) ?? options.types ?? [];
     this.#views = new Views(clock);
     this.#work = new MachineWork({
@@ -429,5 +427,11 @@ export class CloudProvider implements Provider {
     await Promise.all(Array.from({ length: ABREAST }, worker));
   }
 }
+
+/** The address says only that it is plain HTTP: what is dialled is the cloud's to protect. */
+const dialledGuest =
+  (cloud: VmCloud, clock: Clock): OpenGuest =>
+  (vm) =>
+    new HttpVmProvider({ url: "http://localhost", dial: (signal) => cloud.dial(vm, { signal }), clock });
 
 const lacks = (what: string) => new ProviderError("unsupported", `the guest has no ${what}`);

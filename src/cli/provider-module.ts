@@ -16,6 +16,7 @@ const OWN_EXPORTS: Record<string, string> = {
   vmlet: "../index",
   "vmlet/provider-kit": "../provider/kit/index",
   "vmlet/http-vm": "../../providers/http-vm/index",
+  "vmlet/cloud": "../../providers/cloud/index",
 };
 
 let answering = false;

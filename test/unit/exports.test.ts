@@ -12,6 +12,7 @@ const SURFACE = [
   "src/index.ts",
   "src/provider/kit/index.ts",
   "providers/http-vm/index.ts",
+  "providers/cloud/index.ts",
   "providers/memory/index.ts",
 ];
 

@@ -56,7 +56,7 @@ const LAYERS: Record<string, readonly string[]> = {
   "providers/http-vm": ["src/provider"],
   "providers/local": ["src/provider", "providers/http-vm"],
   "providers/memory": ["src/provider"],
-  "providers/cloud": ["src/provider"],
+  "providers/cloud": ["src/provider", "providers/http-vm"],
 };
 
 /** The rooms of podspec: who decides does not render, who reads does neither. */
