@@ -15,23 +15,33 @@ import { mountTmpfs } from "../host/mounts.ts";
 
 /** Besides what is in the files when they are made. */
 const SPARE_BYTES = 8 * 1024 * 1024;
+const LONGEST_ADDRESS = "255.255.255.255";
 const DEFAULT_MESSAGE_PATH = "/dev/termination-log";
 const MAX_MESSAGE_BYTES = 4096;
 
-/** @param dir an empty folder, which is made a mount */
+/**
+ * @param dir an empty folder, which is made a mount
+ * @param address undefined while the machine has none: `writeHosts` follows
+ */
 export async function makeEtc(
   dir: string,
   spec: MachineSpec,
-  { hostname, address }: { hostname: string; address: string },
+  { hostname, address }: { hostname: string; address: string | undefined },
 ): Promise<void> {
   const files = {
-    hosts: hostsFile(spec, [address]),
+    hosts: hostsFile(spec, [address ?? LONGEST_ADDRESS]),
     hostname: `${hostname}\n`,
     "resolv.conf": resolvConf(spec.dns) ?? (await hostResolvConf()),
   };
   const bytes = Object.values(files).reduce((sum, text) => sum + Buffer.byteLength(text), 0);
   await mountTmpfs(dir, { sizeBytes: bytes + SPARE_BYTES, mode: "755" });
-  for (const [name, text] of Object.entries(files)) await writeFile(join(dir, name), text);
+  for (const [name, text] of Object.entries(files))
+    if (name !== "hosts" || address !== undefined) await writeFile(join(dir, name), text);
+}
+
+/** Once the machine has an address. */
+export async function writeHosts(dir: string, spec: MachineSpec, address: string): Promise<void> {
+  await writeFile(join(dir, "hosts"), hostsFile(spec, [address]));
 }
 
 /** Makes the container's message file, and says how that and the shared files are mounted. */

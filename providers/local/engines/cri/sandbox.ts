@@ -23,7 +23,7 @@ import {
   type Volume,
 } from "../../../../src/provider/kit/index.ts";
 import { cgroupVersion, Cgroup } from "../../bundle/cgroup.ts";
-import { etcMounts, makeEtc, readMessage, removeMessage } from "../../bundle/etc.ts";
+import { etcMounts, makeEtc, readMessage, removeMessage, writeHosts } from "../../bundle/etc.ts";
 import { kernelHostname } from "../../bundle/host-files.ts";
 import { applyFiles, makeVolumes, volumeInodes, volumeSource, volumeStats } from "../../bundle/host-volumes.ts";
 import { sharedLimits } from "../../bundle/machine-resources.ts";
@@ -89,6 +89,7 @@ export async function openSandbox(context: CriContext, home: MachineHome, signal
   const [{ podSandboxId }] = await together([
     client.runtime.runPodSandbox({ config }, client.within(undefined, signal)),
     makeVolumes(home),
+    makeEtc(etc, spec, { hostname: kernelHostname(spec, id), address: undefined }),
   ]);
   const { status, info } = await client.runtime.podSandboxStatus(
     { podSandboxId, verbose: network !== undefined },
@@ -103,7 +104,7 @@ export async function openSandbox(context: CriContext, home: MachineHome, signal
     signal.throwIfAborted();
     await network.openHostPorts(id, containerPorts(spec));
   };
-  await together([attach(), makeEtc(etc, spec, { hostname: kernelHostname(spec, id), address })]);
+  await together([attach(), writeHosts(etc, spec, address)]);
   return new CriSandbox(context, home, podSandboxId, { addresses, users });
 }
 
