@@ -36,7 +36,6 @@ beforeEach(async () => {
   folder = mkdtempSync(join(tmpdir(), "vmlet-reload-"));
   dev = await runDevCluster();
   ports = await freePorts(4);
-  stop = new AbortController();
   revision = 0;
   providers = [];
   memory = new MemoryProvider();
@@ -52,6 +51,12 @@ beforeEach(async () => {
     nodes: [nodeEntry("a", 1)],
   };
   path = join(folder, "vmlet.yaml");
+  await begin();
+});
+
+/** Starts the agent by the configuration `base`. */
+async function begin(): Promise<void> {
+  stop = new AbortController();
   write(base);
   const config = loadConfig(path, {}, {});
   agent = await Agent.open({
@@ -69,7 +74,7 @@ beforeEach(async () => {
   });
   running = agent.run(stop.signal);
   await agent.ready(AbortSignal.timeout(30_000));
-});
+}
 afterEach(async () => {
   stop.abort(new Error("over"));
   await running.catch(() => undefined);
@@ -251,6 +256,32 @@ test("another rate or another kubelet port has the node's agent made anew, and i
   expect(await machines()).toBe(1);
   await dev.api.request("DELETE", `${PODS}/p`, { gracePeriodSeconds: 1 });
   await becomes(machines).toBe(0);
+});
+
+test("an agent that leads acts for the nodes that come, change and go, and leads on", async () => {
+  stop.abort(new Error("started again"));
+  await running;
+  base["leaderElection"] = { enabled: true };
+  await begin();
+  write({ ...base, nodes: [nodeEntry("a", 1, { podConcurrency: 2 }), nodeEntry("b", 2)] });
+  await becomes(() => isReady("b")).toBe(true);
+  for (const name of ["a", "b"]) {
+    await create(
+      dev.api,
+      PODS,
+      pod(name, { nodeName: name, containers: [{ name: "a", image: "i", command: ["sleep"] }] }),
+    );
+    await becomes(() => phase(name)).toBe("Running");
+  }
+  write({ ...base, nodes: [nodeEntry("b", 2)] });
+  await becomes(async () => (await node("a")).spec.unschedulable).toBe(true);
+  await dev.api.request("DELETE", `${PODS}/a`, { gracePeriodSeconds: 1 });
+  await becomes(async () => (await dev.api.request("GET", "/api/v1/nodes/a")).status).toBe(404);
+  // The first node's connections were those by which Services are followed.
+  await becomes(() => Promise.resolve(agent.nodes.map(({ name }) => name))).toEqual(["b"]);
+  await create(dev.api, PODS, pod("c", { nodeName: "b", containers: [{ name: "a", image: "i", command: ["sleep"] }] }));
+  await becomes(() => phase("c")).toBe("Running");
+  expect(await metric("leader_election_master_status")).toBe('leader_election_master_status{name="vmlet"} 1');
 });
 
 test("a node that cannot be made anew goes on as it was", async () => {
