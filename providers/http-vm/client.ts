@@ -53,6 +53,7 @@ export class MachineApiClient {
   readonly #credentials: CredentialStore;
   readonly #maxSockets: number;
   readonly #dial: Dial | undefined;
+  readonly #onExchange: HttpVmOptions["onExchange"];
   readonly #onInvalidReply: (reason: InvalidReason) => void;
   readonly #idPrefix = randomBytes(6).toString("hex");
   #requests = 0;
@@ -69,6 +70,7 @@ export class MachineApiClient {
     this.#maxSockets = pacing.concurrency;
     this.#dial = options.dial;
     this.#credentials = new CredentialStore(options.credentials ?? {}, this.clock);
+    this.#onExchange = options.onExchange;
     this.#onInvalidReply = options.onInvalidReply ?? (() => {});
     this.#axios = axios.create({
       baseURL: this.target.baseUrl,
@@ -222,10 +224,20 @@ export class MachineApiClient {
     );
     const content = call.body === undefined ? undefined : JSON.stringify(call.body);
     const { signal, release } = linkAbort(call.signal, late.signal, this.#closed.signal);
+    const startedAt = this.clock.monotonic();
+    const url = call.query === undefined || call.query.size === 0 ? call.path : `${call.path}?${call.query.toString()}`;
+    const seen = (outcome: { status?: number; error?: string }) =>
+      this.#onExchange?.({
+        method: call.method,
+        path: url,
+        requestId,
+        durationMs: this.clock.monotonic() - startedAt,
+        ...outcome,
+      });
     try {
       const response = await this.#axios.request({
         method: call.method,
-        url: call.query === undefined || call.query.size === 0 ? call.path : `${call.path}?${call.query.toString()}`,
+        url,
         ...(content === undefined ? {} : { data: content }),
         headers: {
           ...this.#headers(credentials, requestId),
@@ -236,6 +248,7 @@ export class MachineApiClient {
         httpsAgent: agent,
         signal,
       });
+      seen({ status: response.status });
       // Once its body is read, a reply has lost its connection, which may have to be destroyed all the same.
       const body = response.data as IncomingMessage;
       const { socket } = body;
@@ -245,6 +258,7 @@ export class MachineApiClient {
       if (socket) this.#sockets.set(response, socket);
       return { response, requestId };
     } catch (thrown) {
+      seen({ error: plainText(thrown instanceof Error ? thrown.message : String(thrown), 256) });
       release();
       if (late.signal.aborted && !call.signal.aborted) throw late.signal.reason;
       throw isStaleConnection(thrown) ? thrown : asProviderError(thrown, call);

@@ -2,16 +2,27 @@
  * `vmlet conformance URL`: tells the author of a backend, or of a provider module, which rules of the Machine API it
  * keeps.
  */
-import { mkdtemp, rm } from "node:fs/promises";
+import { spawn } from "node:child_process";
+import { once } from "node:events";
+import { mkdtemp, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join, resolve } from "node:path";
 import { Command, InvalidArgumentError } from "commander";
 import { MachineApiServer, httpTarget, HttpVmProvider, type CredentialFiles } from "../../providers/http-vm/index.ts";
-import { CHECKS, runConformance, type CheckResult, type ConformanceReport } from "../provider/kit/index.ts";
+import {
+  CHECKS,
+  describeExchange,
+  ExchangeLog,
+  runConformance,
+  type CheckResult,
+  type ConformanceReport,
+} from "../provider/kit/index.ts";
 import { silentLogger } from "../telemetry/logger.ts";
 import { toError } from "../util/errors.ts";
 import { signalToStop } from "./exit.ts";
 import { Progress } from "./progress.ts";
+import { explained } from "./explained-provider.ts";
+import { toJunit } from "./junit.ts";
 import { createModuleProvider } from "./provider-module.ts";
 
 interface Flags {
@@ -26,6 +37,11 @@ interface Flags {
   echoCommand?: string | undefined;
   echoPort?: number | undefined;
   only?: string[] | undefined;
+  list?: boolean | undefined;
+  trace?: boolean | undefined;
+  keep?: boolean | undefined;
+  junit?: string | undefined;
+  restartCommand?: string | undefined;
   patience: number;
   concurrency: number;
   json?: boolean | undefined;
@@ -55,15 +71,38 @@ export function conformanceCommand(): Command {
     )
     .option("--echo-port <port>", "TCP port of --echo-command", wholeNumber)
     .option("--only <names>", "only checks whose names begin with one of these, separated by commas", names)
+    .option("--restart-command <command>", "shell command that restarts the backend: what survives that is checked too")
+    .option("--list", "print the checks and why each is there, and run none")
+    .option("--trace", "print every request and its status on standard error")
+    .option("--keep", "leave the machines of failed checks, to look at")
+    .option("--junit <file>", "also write the report as JUnit's XML")
     .option("--patience <seconds>", "how long a machine may take to get somewhere", wholeNumber, 60)
     .option("--concurrency <count>", "checks at a time", wholeNumber, 4)
     .option("--json", "print the report as JSON")
+    .addHelpText(
+      "after",
+      "\nExit codes: 0 every check passed or was skipped, 1 a check failed, 2 a flag is wrong or the backend could not be checked.",
+    )
     .action(async (url: string | undefined, flags: Flags, command: Command) => {
-      if (url !== undefined && flags.module === undefined) process.exitCode = await check(url, flags);
+      if (flags.list === true) print(listOfChecks(flags.only).join("\n"));
+      else if (url !== undefined && flags.module === undefined) process.exitCode = await check(url, flags);
       else if (url === undefined && flags.module !== undefined)
         process.exitCode = await checkModule(flags.module, flags);
       else command.error("error: give either a URL or --module");
     });
+}
+
+/**
+ * Each check, what it needs, and why it is there.
+ * @internal
+ */
+export function listOfChecks(only: readonly string[] = [""]): string[] {
+  return CHECKS.filter(({ name }) => only.some((prefix) => name.startsWith(prefix))).map(
+    ({ name, why, needs = [], needsHttp, needsRestart }) => {
+      const all = [...needs, ...(needsHttp ? ["a URL"] : []), ...(needsRestart ? ["--restart-command"] : [])];
+      return `${name}${all.length > 0 ? ` (needs ${all.join(", ")})` : ""}\n      ${why}`;
+    },
+  );
 }
 
 function jsonObject(text: string): Record<string, unknown> {
@@ -88,8 +127,10 @@ function wholeNumber(text: string): number {
 }
 
 /** What the flags cannot mean together; a run that leaves out what was asked for would look like one that passed it. */
-function faultOf({ only = [], echoCommand, echoPort }: Flags): string | undefined {
+function faultOf({ only = [], echoCommand, echoPort, restartCommand, module }: Flags): string | undefined {
   if ((echoCommand === undefined) !== (echoPort === undefined)) return "--echo-command and --echo-port go together";
+  if (restartCommand !== undefined && module !== undefined)
+    return "--restart-command is for a backend of its own; a module runs in this process";
   const unknown = only.filter((prefix) => !CHECKS.some(({ name }) => name.startsWith(prefix)));
   return unknown.length > 0 ? `--only: no check's name begins with ${unknown.join(" or ")}` : undefined;
 }
@@ -97,7 +138,7 @@ function faultOf({ only = [], echoCommand, echoPort }: Flags): string | undefine
 /** @throws ConfigError when the file is not a provider module */
 async function checkModule(file: string, flags: Flags): Promise<number> {
   const provider = await createModuleProvider(resolve(file), flags.options ?? {});
-  const server = new MachineApiServer({ provider, logger: silentLogger });
+  const server = new MachineApiServer({ provider: explained(provider), logger: silentLogger });
   const folder = await mkdtemp(join(tmpdir(), "vmlet-conformance-"));
   try {
     const { url } = await server.listen({ socketPath: join(folder, "api.sock") });
@@ -124,7 +165,11 @@ async function check(url: string, flags: Flags): Promise<number> {
   const target = { url, credentials, ...(flags.allowPlainHttp === true ? { allowPlainHttp: true } : {}) };
   let provider: HttpVmProvider | undefined;
   try {
-    const backend = new HttpVmProvider(target);
+    const exchanges = new ExchangeLog(
+      flags.trace === true ? (exchange) => process.stderr.write(`${describeExchange(exchange)}\n`) : undefined,
+    );
+    const { restartCommand } = flags;
+    const backend = new HttpVmProvider({ ...target, onExchange: exchanges.record });
     provider = backend;
     const progress = new Progress();
     let done = 0;
@@ -132,7 +177,10 @@ async function check(url: string, flags: Flags): Promise<number> {
     const report = await progress.of("Checking the backend", (tell) =>
       runConformance(backend, {
         http: httpTarget(target),
-        signal: signalToStop(),
+        signal: AbortSignal.any([signalToStop(), outputIsGone()]),
+        exchanges,
+        keep: flags.keep,
+        restart: restartCommand === undefined ? undefined : () => runCommand(restartCommand),
         patienceMs: flags.patience * 1000,
         concurrency: flags.concurrency,
         image: flags.image,
@@ -147,6 +195,7 @@ async function check(url: string, flags: Flags): Promise<number> {
         },
       }),
     );
+    if (flags.junit !== undefined) await writeFile(flags.junit, toJunit(report));
     print(flags.json === true ? JSON.stringify(report, null, 2) : closingLines(report).join("\n"));
     return report.failed === 0 ? 0 : 1;
   } catch (thrown) {
@@ -159,10 +208,47 @@ async function check(url: string, flags: Flags): Promise<number> {
 
 const WORDS = { passed: "ok  ", failed: "FAIL", skipped: "skip" } as const;
 
-function printResult({ name, outcome, message, durationMs }: CheckResult): void {
-  print(
-    `${WORDS[outcome]}  ${name}${outcome === "passed" ? ` (${durationMs} ms)` : ""}${message === undefined ? "" : `\n      ${message}`}`,
-  );
+function printResult(result: CheckResult): void {
+  print(linesOf(result).join("\n      "));
+}
+
+/**
+ * What is told of one check. Why a call fails is told once, however many checks need it.
+ * @internal
+ */
+export function linesOf({
+  name,
+  outcome,
+  message,
+  request,
+  script,
+  kept = [],
+  sameAs,
+  durationMs,
+}: CheckResult): string[] {
+  const head = `${WORDS[outcome]}  ${name}${outcome === "passed" ? ` (${durationMs} ms)` : ""}`;
+  if (sameAs !== undefined) return [head, `for the same reason as ${sameAs}`];
+  return [
+    head,
+    ...(message === undefined ? [] : [message]),
+    ...(request === undefined ? [] : [`last request: ${request}`]),
+    ...(script === undefined ? [] : [`its container ran: ${script}`]),
+    ...(kept.length === 0 ? [] : [`kept: ${kept.join(", ")}`]),
+  ];
+}
+
+/** Aborts when nobody reads on, as behind `| head`: the run ends, and takes its machines away. */
+function outputIsGone(): AbortSignal {
+  const gone = new AbortController();
+  process.stdout.on("error", () => gone.abort(new Error("nobody reads the output any more")));
+  return gone.signal;
+}
+
+/** @throws Error when it fails */
+async function runCommand(command: string): Promise<void> {
+  const child = spawn("sh", ["-c", command], { stdio: ["ignore", "ignore", "inherit"] });
+  const [code] = (await once(child, "exit")) as [number | null];
+  if (code !== 0) throw new Error(`the restart command ended with ${code ?? "a signal"}`);
 }
 
 /**
@@ -170,8 +256,14 @@ function printResult({ name, outcome, message, durationMs }: CheckResult): void 
  * @internal
  */
 export function closingLines(report: ConformanceReport): string[] {
-  const { provider, version, passed, failed, skipped, unknownCapabilities, uncheckedCapabilities } = report;
+  const { provider, version, passed, failed, skipped, unknownCapabilities, uncheckedCapabilities, results } = report;
+  const repeated = results.filter(({ sameAs }) => sameAs !== undefined).length;
+  const withoutRestart = results.some(
+    ({ name, outcome }) => name.startsWith("backend-restart/") && outcome === "skipped",
+  );
   return [
+    ...(repeated > 0 ? [`${repeated} of the failures have a reason that was told before`] : []),
+    ...(withoutRestart ? ["not checked: what survives a restart of the backend (--restart-command)"] : []),
     ...(unknownCapabilities.length > 0
       ? [`declared, but no capability of that name is known: ${unknownCapabilities.join(", ")}`]
       : []),

@@ -65,7 +65,7 @@ async function withSubject<T>(capabilities: readonly Capability[], work: (subjec
 }
 
 const check = (provider: Provider, options: ConformanceOptions): Promise<ConformanceReport> =>
-  runConformance(provider, { echo: ECHO, concurrency: 60, patienceMs: 10_000, ...options });
+  runConformance(provider, { echo: ECHO, restart: async () => {}, concurrency: 60, patienceMs: 10_000, ...options });
 
 const messages = (report: ConformanceReport, outcome: string): string[] =>
   report.results.filter((result) => result.outcome === outcome).map(({ name, message }) => `${name}: ${message}`);
@@ -173,7 +173,8 @@ describe("a backend that breaks", () => {
     "%s is found, and nothing else",
     async ([name, mutant]: [string, Mutant], { expect: concurrentExpect }) => {
       await withSubject(mutant.withoutStats === true ? WITHOUT_STATS : CAPABILITIES, async ({ memory, http }) => {
-        const overrides = mutant.provider?.(memory) ?? {};
+        const world = { isRestarted: false };
+        const overrides = mutant.provider?.(memory, world) ?? {};
         const provider = new Proxy(memory, {
           get: (target, key) => {
             const value: unknown = Reflect.get(overrides, key) ?? Reflect.get(target, key, target);
@@ -183,7 +184,10 @@ describe("a backend that breaks", () => {
           },
         });
         const request = mutant.http?.(http.request.bind(http)) ?? http.request.bind(http);
-        const report = await check(provider, { http: { ...http, hasCredentials: true, request } });
+        const restart = async () => {
+          world.isRestarted = true;
+        };
+        const report = await check(provider, { http: { ...http, hasCredentials: true, request }, restart });
         const failed = report.results.filter(({ outcome }) => outcome === "failed");
         concurrentExpect(failed.map((result) => result.name)).toEqual([name]);
         concurrentExpect(failed[0]?.message).toMatch(/^Expected .+, but .+\. .+\.$/s);

@@ -11,9 +11,15 @@ import type {
   StreamOptions,
 } from "../../src/provider/provider.ts";
 
+/** What has happened to the backend. */
+export interface World {
+  /** Its process was restarted. */
+  isRestarted: boolean;
+}
+
 export interface Mutant {
   /** Methods in place of the sound ones. */
-  provider?: (sound: MemoryProvider) => Partial<Provider>;
+  provider?: (sound: MemoryProvider, world: World) => Partial<Provider>;
   http?: (sound: HttpTarget["request"]) => HttpTarget["request"];
   /** A backend that lacks the capability `stats`, for the check of what is missing. */
   withoutStats?: true;

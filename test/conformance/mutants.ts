@@ -25,6 +25,7 @@ import {
   watching,
 } from "./mutant-kinds.ts";
 import { MORE_MUTANTS } from "./mutants-more.ts";
+import { RESTARTED_MUTANTS } from "./mutants-restarted.ts";
 
 const prefixOf = (id: string) => id.slice(0, id.lastIndexOf("-"));
 
@@ -36,6 +37,7 @@ function isConflict(thrown: unknown): true {
 
 export const MUTANTS: Record<string, Mutant> = {
   ...MORE_MUTANTS,
+  ...RESTARTED_MUTANTS,
   "info/says-what-it-is": {
     provider: (sound) => ({ getInfo: async (options) => ({ ...(await sound.getInfo(options)), version: "" }) }),
   },

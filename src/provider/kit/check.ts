@@ -9,6 +9,8 @@ export interface Check {
   why: string;
   needs?: readonly Capability[];
   needsHttp?: true;
+  /** Looks at what survives a restart of the backend. All such checks share one. */
+  needsRestart?: true;
   /** Checks something else than what the capabilities say: the reason not to run it here, or undefined. */
   skip?: (context: CheckContext) => string | undefined;
   run(context: CheckContext): Promise<void>;

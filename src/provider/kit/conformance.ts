@@ -5,11 +5,13 @@
  */
 import PQueue from "p-queue";
 import { systemClock, type Clock } from "../../util/clock.ts";
+import { toError } from "../../util/errors.ts";
 import { systemRandom, type Random } from "../../util/random.ts";
 import { CAPABILITIES, type Capability } from "../capabilities.ts";
 import { ProviderError } from "../errors.ts";
-import type { Provider } from "../provider.ts";
+import type { Provider, ProviderInfo } from "../provider.ts";
 import type { Check } from "./check.ts";
+import { BACKEND_RESTART_CHECKS } from "./checks/backend-restarts.ts";
 import { CONTAINER_CHECKS } from "./checks/containers.ts";
 import { EVENT_CHECKS } from "./checks/events.ts";
 import { HTTP_CHECKS } from "./checks/http.ts";
@@ -23,7 +25,9 @@ import { SESSION_CHECKS } from "./checks/sessions.ts";
 import { STREAM_CHECKS } from "./checks/streams.ts";
 import { VOLUME_CHECKS } from "./checks/volumes.ts";
 import { CheckContext, Violation } from "./context.ts";
+import { describeExchange, type Exchange, ExchangeLog } from "./exchanges.ts";
 import type { HttpTarget } from "./http-target.ts";
+import { RestartBarrier } from "./restart-barrier.ts";
 
 export const CHECKS: readonly Check[] = [
   ...LIFECYCLE_CHECKS,
@@ -38,6 +42,15 @@ export const CHECKS: readonly Check[] = [
   ...STREAM_CHECKS,
   ...SESSION_CHECKS,
   ...HTTP_CHECKS,
+  ...BACKEND_RESTART_CHECKS,
+];
+
+/**
+ * Run first, one after the other. When one of them fails, what needs more than it does would only tell the same again.
+ */
+const GATES: readonly { name: string; isNeededBy: (name: string) => boolean }[] = [
+  { name: "create/returns-the-machine", isNeededBy: (name) => !/absent|^(?:info|capacity|http)\//.test(name) },
+  { name: "containers/run-and-print", isNeededBy: (name) => !/absent|^(?:info|capacity|http|create|get)\//.test(name) },
 ];
 
 /**
@@ -69,6 +82,12 @@ export interface ConformanceOptions {
   /** A container that answers on a TCP port with what it gets; without it that check is left out. */
   echo?: { command: string[]; port: number } | undefined;
   http?: HttpTarget | undefined;
+  /** Restarts the backend; resolves when it is up again. Without it, nothing is known of what survives a restart. */
+  restart?: (() => Promise<void>) | undefined;
+  /** What was asked of the backend; a failure names its last request. */
+  exchanges?: ExchangeLog | undefined;
+  /** Leaves the machines of failed checks, to look at. */
+  keep?: boolean | undefined;
   /** Only checks whose name begins with one of these. */
   only?: readonly string[] | undefined;
   /** How long a machine may take to get somewhere, in milliseconds. Default 60,000. */
@@ -86,6 +105,12 @@ export interface CheckResult {
   outcome: "passed" | "failed" | "skipped";
   /** What was expected, what came and why it matters; or why the check was skipped. */
   message?: string;
+  /** Of a failure: the last request, the script that its container ran, and machines that were kept. */
+  request?: string | undefined;
+  script?: string | undefined;
+  kept?: readonly string[] | undefined;
+  /** An earlier failure that has the same cause. */
+  sameAs?: string | undefined;
   durationMs: number;
 }
 
@@ -118,31 +143,60 @@ export async function runConformance(provider: Provider, options: ConformanceOpt
     ({ name }) => options.only === undefined || options.only.some((prefix) => name.startsWith(prefix)),
   );
 
-  const runOne = async (check: Check, index: number): Promise<CheckResult> => {
+  const exchanges = options.exchanges ?? new ExchangeLog();
+  const causes = new Map<string, string>();
+  const failed = new Set<string>();
+  const runOne = async (check: Check, restarted?: () => Promise<void>): Promise<CheckResult> => {
     const startedAt = clock.monotonic();
+    const prefix = `conf-${runId}-${CHECKS.indexOf(check)}`;
     const context = new CheckContext({
       provider,
       info,
       clock,
       signal,
-      prefix: `conf-${runId}-${index}`,
+      prefix,
       image: options.image ?? "busybox:stable",
       echo: options.echo,
-      http: options.http,
+      http: options.http && recording(options.http, { exchanges, prefix, clock }),
       patienceMs: options.patienceMs ?? 60_000,
+      restarted,
     });
-    const result = await outcomeOf(check, context);
-    await context.cleanUp();
-    const finished = { name: check.name, ...result, durationMs: Math.round(clock.monotonic() - startedAt) };
+    const gate = GATES.find(({ name, isNeededBy }) => failed.has(name) && isNeededBy(check.name));
+    const { cause, ...result }: Outcome =
+      gate === undefined
+        ? await outcomeOf(check, context)
+        : { outcome: "skipped", message: `not run: it needs what ${gate.name} has found to fail` };
+    const isFailed = result.outcome === "failed";
+    const keeps = isFailed && options.keep === true;
+    if (!keeps) await context.cleanUp();
+    const last = exchanges.lastOf(prefix);
+    const finished: CheckResult = {
+      name: check.name,
+      ...result,
+      ...(isFailed && last !== undefined && { request: describeExchange(last) }),
+      ...(isFailed && context.script !== undefined && { script: context.script }),
+      ...(keeps && { kept: context.ids }),
+      durationMs: Math.round(clock.monotonic() - startedAt),
+    };
+    if (isFailed) failed.add(check.name);
+    if (cause !== undefined) {
+      const sameAs = causes.get(cause);
+      if (sameAs === undefined) causes.set(cause, check.name);
+      else finished.sameAs = sameAs;
+    }
     // A check that was broken off by a stop says nothing of the backend.
     if (!signal.aborted) options.onResult?.(finished);
     return finished;
   };
 
-  const runs = wanted.map((check, index) =>
-    queue.add(async () => (signal.aborted ? [] : [await runOne(check, index)])),
-  );
-  const results = (await Promise.all(runs)).flat();
+  const unlessStopped = async (work: () => Promise<CheckResult>) => (signal.aborted ? [] : [await work()]);
+  const results: CheckResult[] = [];
+  const gates = wanted.filter(({ name }) => GATES.some((gate) => gate.name === name));
+  for (const gate of gates) results.push(...(await unlessStopped(() => runOne(gate))));
+  const plain = wanted.filter((check) => check.needsRestart !== true && !gates.includes(check));
+  const runs = plain.map((check) => queue.add(() => unlessStopped(() => runOne(check))));
+  results.push(...(await Promise.all(runs)).flat());
+  results.push(...(await afterRestart(wanted, { options, info, provider, clock, signal }, runOne)));
   signal.throwIfAborted();
   const count = (outcome: CheckResult["outcome"]) => results.filter((result) => result.outcome === outcome).length;
   return {
@@ -158,19 +212,98 @@ export async function runConformance(provider: Provider, options: ConformanceOpt
   };
 }
 
-async function outcomeOf(check: Check, context: CheckContext): Promise<Pick<CheckResult, "outcome" | "message">> {
+/** Checks that share one restart: all of them are under way when it comes. */
+async function afterRestart(
+  wanted: readonly Check[],
+  {
+    options,
+    info,
+    provider,
+    clock,
+    signal,
+  }: { options: ConformanceOptions; info: ProviderInfo; provider: Provider; clock: Clock; signal: AbortSignal },
+  runOne: (check: Check, restarted?: () => Promise<void>) => Promise<CheckResult>,
+): Promise<CheckResult[]> {
+  const checks = wanted.filter(({ needsRestart }) => needsRestart === true);
+  if (signal.aborted) return [];
+  const { restart } = options;
+  if (restart === undefined) return await Promise.all(checks.map((check) => runOne(check)));
+  const isRunnable = ({ needs = [] }: Check) => needs.every((capability) => info.capabilities.includes(capability));
+  const barrier = new RestartBarrier(checks.filter(isRunnable).length, async () => {
+    await restart();
+    const deadline = clock.monotonic() + (options.patienceMs ?? 60_000);
+    for (;;) {
+      try {
+        await provider.getInfo({ signal });
+        return;
+      } catch (thrown) {
+        if (signal.aborted || clock.monotonic() >= deadline) throw thrown;
+      }
+      await clock.sleep(100, signal);
+    }
+  });
+  return await Promise.all(
+    checks.map(async (check) => {
+      let hasArrived = !isRunnable(check);
+      const arrive = () => {
+        hasArrived = true;
+        return barrier.arrive();
+      };
+      const result = await runOne(check, arrive);
+      if (!hasArrived) barrier.leave();
+      return result;
+    }),
+  );
+}
+
+/** A target whose requests are remembered as this check's. */
+function recording(
+  target: HttpTarget,
+  { exchanges, prefix, clock }: { exchanges: ExchangeLog; prefix: string; clock: Clock },
+): HttpTarget {
+  return {
+    ...target,
+    async request(method, path, options) {
+      const startedAt = clock.monotonic();
+      const seen = (rest: Partial<Exchange>) =>
+        exchanges.record({ method, path, durationMs: clock.monotonic() - startedAt, ...rest }, prefix);
+      try {
+        const reply = await target.request(method, path, options);
+        seen({ status: reply.status, requestId: reply.headers["x-request-id"] });
+        return reply;
+      } catch (thrown) {
+        seen({ error: toError(thrown).message });
+        throw thrown;
+      }
+    },
+  };
+}
+
+/** What came of a check; the cause is the same text for failures that have one in common. */
+type Outcome = Pick<CheckResult, "outcome" | "message"> & { cause?: string | undefined };
+
+async function outcomeOf(check: Check, context: CheckContext): Promise<Outcome> {
   const missing = check.needs?.find((capability) => !context.has(capability));
   if (missing !== undefined)
     return { outcome: "skipped", message: `needs the capability ${missing} (${CAPABILITIES[missing]})` };
   if (check.needsHttp === true && context.http === undefined) return { outcome: "skipped", message: "needs a URL" };
+  if (check.needsRestart === true && !context.canRestart)
+    return { outcome: "skipped", message: "needs a way to restart the backend (--restart-command)" };
   const reason = check.skip?.(context);
   if (reason !== undefined) return { outcome: "skipped", message: reason };
   try {
     await check.run(context);
     return { outcome: "passed" };
   } catch (thrown) {
-    return { outcome: "failed", message: `${explain(thrown)} ${check.why}` };
+    // A rule that does not hold is its own cause; a call that fails may be why many do not.
+    const cause = thrown instanceof ProviderError ? causeOf(thrown) : undefined;
+    return { outcome: "failed", message: `${explain(thrown)} ${check.why}`, cause };
   }
+}
+
+/** Without what differs from call to call. */
+function causeOf({ code, message }: ProviderError): string {
+  return `${code} ${message.replaceAll(/conf-[a-z0-9-]{1,40}|\d{1,20}/g, "…")}`;
 }
 
 function explain(thrown: unknown): string {

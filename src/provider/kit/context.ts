@@ -35,6 +35,9 @@ export class CheckContext {
   readonly labels: Record<string, string>;
   readonly #prefix: string;
   readonly #image: string;
+  readonly #restarted: (() => Promise<void>) | undefined;
+  /** Of the last container that was asked for. */
+  #script: string | undefined;
   readonly #ids: string[] = [];
 
   constructor(options: {
@@ -47,6 +50,7 @@ export class CheckContext {
     echo: { command: string[]; port: number } | undefined;
     http: HttpTarget | undefined;
     patienceMs: number;
+    restarted?: (() => Promise<void>) | undefined;
   }) {
     this.provider = options.provider;
     this.info = options.info;
@@ -57,6 +61,7 @@ export class CheckContext {
     this.patienceMs = options.patienceMs;
     this.#prefix = options.prefix;
     this.#image = options.image;
+    this.#restarted = options.restarted;
     this.labels = { [CHECK_LABEL]: options.prefix };
   }
 
@@ -72,6 +77,7 @@ export class CheckContext {
   }
 
   container(script: string, rest: Partial<ContainerSpec> = {}): ContainerSpec {
+    if (script !== "") this.#script = script;
     return { name: "main", image: this.#image, command: ["sh", "-c", script], ...rest };
   }
 
@@ -83,6 +89,23 @@ export class CheckContext {
       containers: [this.container(script)],
       ...rest,
     };
+  }
+
+  get script(): string | undefined {
+    return this.#script;
+  }
+
+  get ids(): readonly string[] {
+    return this.#ids;
+  }
+
+  /** Resolves when the backend was restarted and answers again. For checks with `needsRestart`, once each. */
+  restarted(): Promise<void> {
+    return this.#restarted?.() ?? Promise.reject(new Violation("a way to restart the backend", "there is none"));
+  }
+
+  get canRestart(): boolean {
+    return this.#restarted !== undefined;
   }
 
   /** A new machine; resolves with what createPod returned. */
@@ -159,7 +182,7 @@ export class CheckContext {
   }
 
   untilOver(id: string): Promise<Machine> {
-    return this.until(id, "it to be over", ({ state }) => state === "stopped" || state === "failed");
+    return this.until(id, "its end (stopped or failed)", ({ state }) => state === "stopped" || state === "failed");
   }
 
   untilDeleted(id: string): Promise<Machine> {

@@ -78,6 +78,7 @@ export {
   type ConformanceOptions,
   type ConformanceReport,
 } from "./conformance.ts";
+export { describeExchange, type Exchange, ExchangeLog } from "./exchanges.ts";
 export type { HttpTarget, ReplySchema } from "./http-target.ts";
 
 // Collaborators and waiting.

@@ -6,6 +6,19 @@ const FOREVER = "sleep 3600";
 
 export const PROCESS_CHECKS: readonly Check[] = [
   {
+    name: "containers/run-and-print",
+    why: "It is what nearly every other check begins with.",
+    async run(context: CheckContext) {
+      const { id } = await context.over("echo conformance");
+      const shown = await outputOf(context, id);
+      context.expect(
+        shown === "conformance",
+        "a container to print a line and end",
+        `it printed ${JSON.stringify(shown)}`,
+      );
+    },
+  },
+  {
     name: "containers/args-follow-the-command",
     why: "Without them every pod that has `args` runs something else than it says.",
     async run(context: CheckContext) {
