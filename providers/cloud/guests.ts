@@ -8,7 +8,7 @@ export type OpenGuest = (vm: Vm) => Provider;
 export class Guests {
   readonly #open: OpenGuest;
   /** By the VM's name; the key tells VMs of one name apart. */
-  readonly #open_ = new Map<string, { key: string; guest: Provider }>();
+  readonly #opened = new Map<string, { key: string; guest: Provider }>();
   /** By the machine's id. */
   readonly #last = new Map<string, Machine>();
 
@@ -18,18 +18,18 @@ export class Guests {
 
   of(vm: Vm): Provider {
     const key = JSON.stringify([vm.labels, vm.addresses]);
-    const known = this.#open_.get(vm.name);
+    const known = this.#opened.get(vm.name);
     if (known?.key === key) return known.guest;
     void known?.guest.close().catch(() => undefined);
     const guest = this.#open(vm);
-    this.#open_.set(vm.name, { key, guest });
+    this.#opened.set(vm.name, { key, guest });
     return guest;
   }
 
   /** The VM is no more. */
   forget(vm: string): void {
-    const known = this.#open_.get(vm);
-    this.#open_.delete(vm);
+    const known = this.#opened.get(vm);
+    this.#opened.delete(vm);
     void known?.guest.close().catch(() => undefined);
   }
 
@@ -51,8 +51,8 @@ export class Guests {
   }
 
   async close(): Promise<void> {
-    const open = [...this.#open_.values()];
-    this.#open_.clear();
+    const open = [...this.#opened.values()];
+    this.#opened.clear();
     await Promise.allSettled(open.map(({ guest }) => guest.close()));
   }
 }

@@ -13,6 +13,7 @@ import {
   CONTAINER_CAPABILITIES,
   isSubset,
   isProviderError,
+  linkAbort,
   type LogLine,
   type Logger,
   type LogOptions,
@@ -36,6 +37,7 @@ import {
   SUPERVISION_CAPABILITIES,
   systemClock,
   systemRandom,
+  unlessAborted,
   type UnknownMachine,
 } from "../../src/provider/kit/index.ts";
 import { HttpVmProvider } from "../http-vm/index.ts";
@@ -85,6 +87,8 @@ const EVENTS_KEPT = 10_000;
 /** Machines that are looked at at the same time. */
 const ABREAST = 16;
 const MINUTE_MS = 60_000;
+/** After this, a list says of machines that were not seen by then that they are unknown. */
+const LIST_MS = 20_000;
 
 export class CloudProvider implements Provider {
   readonly name: string;
@@ -201,14 +205,21 @@ export class CloudProvider implements Provider {
     const records = await this.#cloud.records({ signal });
     const unknown = new Map<string, UnknownMachine>();
     const ids = this.#idsOf(records, labels);
+    // However many guests are silent, the others are told of in time.
+    const late = new AbortController();
+    const cancel = this.#clock.after(LIST_MS, () =>
+      late.abort(new ProviderError("unavailable", `its guest did not answer within ${LIST_MS} ms`)),
+    );
+    using linked = linkAbort(signal, late.signal);
     await this.#abreast(ids, async (id) => {
       try {
-        this.#take(id, await this.#look(id, { signal }));
+        this.#take(id, await unlessAborted(this.#look(id, { signal: linked.signal }), linked.signal));
       } catch (thrown) {
         signal.throwIfAborted();
         unknown.set(id, { id, reason: thrown instanceof Error ? thrown.message : String(thrown) });
       }
     });
+    cancel();
     // As they are known now, so that what changes from here on is an event after this revision.
     const items = ids.flatMap((id) => {
       const machine = unknown.has(id) ? undefined : this.#known.get(id)?.told;

@@ -187,6 +187,18 @@ describe("what is not known is not absent", () => {
     await expect(agent.getPod("m", { signal })).rejects.toEqual(code("unavailable"));
   });
 
+  test("when its guest says nothing, which keeps no list from telling of the others", async () => {
+    const setup = new Setup();
+    const agent = setup.agent();
+    const silent = await agent.createPod("silent", spec(), { signal });
+    await agent.createPod("m", spec(), { signal });
+    setup.ask = (vm) =>
+      vm.labels["vmlet-machine"] === silent.id ? new Promise<void>(() => undefined) : Promise.resolve();
+    const listed = agent.getPods({ signal, labels: LABELS });
+    await setup.pass(21_000);
+    expect(await listed).toMatchObject({ items: [{ id: "m" }], unknown: [{ id: "silent" }] });
+  });
+
   test("when the cloud says nothing at all for 20 seconds", async () => {
     const setup = new Setup();
     const agent = setup.agent();
