@@ -68,6 +68,7 @@ export class HttpVmProvider implements Provider {
       capabilities: info.capabilities.filter(isKnown),
       ...(info.os !== undefined && { os: info.os }),
       ...(info.architecture !== undefined && { architecture: info.architecture }),
+      ...(info.runtime_handlers !== undefined && { runtimeHandlers: info.runtime_handlers }),
       ...(unknown.length > 0 && { unknownCapabilities: unknown }),
     };
   }

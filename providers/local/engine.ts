@@ -30,6 +30,7 @@ import {
   type ProcessStreams,
   type ProviderCapacity,
   type RegistryAuth,
+  type RuntimeHandler,
   type StreamOptions,
   type Volume,
   VmletError,
@@ -49,6 +50,8 @@ export interface Engine {
   readonly name: EngineName;
   /** Exactly what is true of this engine on this host; valid after `sweep`. */
   readonly capabilities: readonly Capability[];
+  /** What machines may name as `runtime_handler`; valid after `sweep`. Absent: nothing. */
+  readonly runtimeHandlers?: readonly RuntimeHandler[];
   /** Images, when the engine has them (capability `images`). Without, `ContainerLaunch.image` is undefined. */
   readonly images?: ImageStore;
   /** Where a runtime keeps containers' commands by itself. Absent: shim processes do. */

@@ -16,6 +16,7 @@ import {
 } from "./shim/client.ts";
 import {
   assertCapable,
+  assertRuntimeHandler,
   assertTellable,
   type CallOptions,
   type Capability,
@@ -288,6 +289,7 @@ export class LocalProvider implements Provider {
       // Every engine runs what this host's processor runs; engine vm's guests are of its kind too.
       os: "linux",
       architecture: goArchitecture(process.arch),
+      ...(this.#engine.runtimeHandlers !== undefined && { runtimeHandlers: this.#engine.runtimeHandlers }),
     });
   }
 
@@ -308,6 +310,7 @@ export class LocalProvider implements Provider {
       assertTellable(specExcess(spec));
       validateSpec(spec);
       assertCapable(requiredCapabilities(spec), this.#engine.capabilities);
+      assertRuntimeHandler(spec, this.#engine.runtimeHandlers);
       this.#engine.validate?.(spec);
       this.#secrets.reserve(id, tenantOf(spec.labels), secretBytes(spec));
       const supervisor = this.#create(id, spec);

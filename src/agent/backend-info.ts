@@ -49,7 +49,8 @@ export class BackendInfo {
   /** For rendering pods. @throws ProviderError unavailable while it has not answered */
   forPods(): Backend {
     if (this.#info === undefined) throw new ProviderError("unavailable", "the backend has not answered yet");
-    return { name: this.#info.name, capabilities: this.#capabilities, agentProbes: this.leavesProbes };
+    const { name, runtimeHandlers } = this.#info;
+    return { name, capabilities: this.#capabilities, agentProbes: this.leavesProbes, runtimeHandlers };
   }
 
   /** For the Node. */
@@ -58,6 +59,7 @@ export class BackendInfo {
     return {
       runtime: { name: reported?.name ?? this.#config.provider.type, version: reported?.version },
       capabilities: reported?.capabilities,
+      runtimeHandlers: reported?.runtimeHandlers,
       platform: nodePlatform({ reported, configured: this.#config, hostArchitecture: this.#hostArchitecture }),
     };
   }

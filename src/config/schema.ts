@@ -303,7 +303,9 @@ export const nodeSchema = z.strictObject({
   runtimeHandlers: z
     .array(z.string().min(1))
     .default([])
-    .describe("RuntimeClass handlers that this node has: what a pod's runtimeClassName may lead to."),
+    .describe(
+      "RuntimeClass handlers that this node has besides those that its backend tells of: a pod's runtimeClassName may lead to them, and its machine is like any other.",
+    ),
   instanceTypes: z
     .array(instanceTypeSchema)
     .optional()

@@ -29,6 +29,21 @@ function declaredFeatures({ capabilities }: NodeDescription, existing: Node | un
   ];
 }
 
+/** As a kubelet: what its runtime has, by name. Undefined: the runtime gives no choice. */
+function runtimeHandlers({ capabilities, runtimeHandlers }: NodeDescription, existing: Node | undefined) {
+  const before = existing?.status?.runtimeHandlers;
+  // An agent that has just been started does not know yet.
+  if (capabilities === undefined) return before;
+  // Those that were told once must be seen to be gone.
+  return (runtimeHandlers ?? (before && []))?.map(({ name, user_namespaces, recursive_read_only_mounts }) => ({
+    name,
+    features: {
+      recursiveReadOnlyMounts: recursive_read_only_mounts === true,
+      userNamespaces: user_namespaces === true,
+    },
+  }));
+}
+
 /** Of Kubernetes 1.x: the newest whose kubelet the node behaves as. */
 const NEWEST_MINOR = 36;
 
@@ -212,6 +227,7 @@ export function nodeStatus(
   const { clusterId, name, version, runtime } = settings;
   const { os, architecture } = platformOf(settings, existing);
   const { capacity, allocatable } = resources(existing, observation);
+  const handlers = runtimeHandlers(settings, existing);
   const uuid = systemUuid(settings);
   return {
     ...existing?.status,
@@ -224,6 +240,7 @@ export function nodeStatus(
     conditions: conditions(existing?.status?.conditions ?? [], observation, capacity, nowMs),
     daemonEndpoints: { kubeletEndpoint: { Port: settings.kubeletPort } },
     declaredFeatures: declaredFeatures(settings, existing),
+    ...(handlers === undefined ? {} : { runtimeHandlers: handlers }),
     nodeInfo: {
       machineID: uuid.replaceAll("-", ""),
       systemUUID: uuid,
@@ -401,9 +418,10 @@ export function statusPatch(
     if (difference) metadata[field] = difference;
   }
   const hasMetadata = Object.keys(metadata).length > 0;
-  // Sent along with other changes, but not a reason to send: API servers before 1.36 drop it, each time.
-  const hasFeatures = JSON.stringify(before.declaredFeatures) !== JSON.stringify(status.declaredFeatures);
-  const features = hasFeatures && { declaredFeatures: status.declaredFeatures };
+  // Sent along with other changes, but no reason to send: older API servers drop them, each time.
+  const features: Record<string, unknown> = {};
+  for (const field of ["declaredFeatures", "runtimeHandlers"] as const)
+    if (JSON.stringify(before[field]) !== JSON.stringify(status[field])) features[field] = status[field];
   return {
     patch: { ...(hasMetadata && { metadata }), status: { ...fields, conditions: conditions.own, ...features } },
     changed: Object.keys(fields).length > 0 || conditions.changed || hasMetadata,

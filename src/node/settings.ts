@@ -3,6 +3,7 @@
  * backend reports of itself, which may change with each report.
  */
 import type { Capability } from "../provider/capabilities.ts";
+import type { RuntimeHandler } from "../provider/machine.ts";
 import type { Taint } from "../resources/labels.ts";
 
 /** One virtual node, as configured. */
@@ -36,6 +37,8 @@ export interface BackendReport {
   runtime: { name: string; version: string | undefined };
   /** What the backend says that it can do, once it has; decides which features the node declares, and labels. */
   capabilities?: readonly Capability[] | undefined;
+  /** What RuntimeClasses may lead to there, once it has said what it can do; undefined when there is no choice. */
+  runtimeHandlers?: readonly RuntimeHandler[] | undefined;
   /** Default linux/amd64. */
   platform?: Platform | undefined;
 }

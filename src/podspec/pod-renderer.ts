@@ -47,7 +47,7 @@ export interface PodRendererOptions {
   allocation: NodeAllocation;
   daemonSets: "run" | "ignore";
   allowedUnsafeSysctls?: readonly string[] | undefined;
-  /** RuntimeClass handlers that this node has. */
+  /** RuntimeClass handlers that this node has besides the backend's: those change nothing in a machine. */
   runtimeHandlers?: readonly string[] | undefined;
   imageCredentials?: ImageCredentials | undefined;
 }
@@ -99,6 +99,7 @@ export class PodRenderer {
     const runtimeClass = checkRuntimeClass(
       pod,
       await this.#runtimeHandler(pod, signal),
+      this.#options.backend().runtimeHandlers ?? [],
       this.#options.runtimeHandlers ?? [],
     );
     if (!runtimeClass.ok) return wait(sandboxFailed(runtimeClass.message));
@@ -111,6 +112,7 @@ export class PodRenderer {
       references,
       node: this.#options.facts(),
       backend: this.#options.backend(),
+      runtimeHandler: runtimeClass.handler,
     });
     // A refusal only because the pod is new makes no event: the pod is looked at again within a second.
     if (result.kind === "wait" && this.#options.references.isEarly(uid)) return wait();

@@ -77,6 +77,7 @@ function leastStatusBytes(spec: MachineSpec, containers: readonly ContainerSpec[
     OTHER_BYTES +
     jsonBytes(spec.labels) +
     jsonBytes(spec.instance_type) +
+    jsonBytes(spec.runtime_handler) +
     jsonBytes(spec.registry_auth_version) +
     jsonBytes(
       spec.volumes?.flatMap((each) => (each.type === "files" ? { volume: each.name, version: each.version } : [])),

@@ -14,7 +14,7 @@
 import type { Duplex, Readable } from "node:stream";
 import type { Capability } from "./capabilities.ts";
 import type { Schemas } from "./contract/document.ts";
-import type { Machine, MachinePatch, MachineSpec, UnknownMachine } from "./machine.ts";
+import type { Machine, MachinePatch, MachineSpec, RuntimeHandler, UnknownMachine } from "./machine.ts";
 
 /** Every call takes a signal; when it aborts, the call rejects soon and whatever it held is released. */
 export interface CallOptions {
@@ -30,6 +30,8 @@ export interface ProviderInfo {
    */
   os?: string;
   architecture?: string;
+  /** What a machine's `runtime_handler` may name. Absent: there is no choice. */
+  runtimeHandlers?: readonly RuntimeHandler[];
   /** What it declares besides: names that are misspelt, or newer than this version. Absent: none. */
   unknownCapabilities?: readonly string[];
 }

@@ -4,7 +4,7 @@
  */
 import type { Capability } from "./capabilities.ts";
 import { ProviderError } from "./errors.ts";
-import type { ContainerSpec, MachinePatch, MachineSpec, Volume } from "./machine.ts";
+import type { ContainerSpec, MachinePatch, MachineSpec, RuntimeHandler, Volume } from "./machine.ts";
 
 export interface Requirement {
   capability: Capability;
@@ -108,6 +108,20 @@ function volumeNeeds(volume: Volume, field: string, need: Need): void {
     case "host_path":
       need("volumes.host_path", field);
   }
+}
+
+/** @throws ProviderError unsupported for a runtime that is none of the backend's */
+export function assertRuntimeHandler(
+  { runtime_handler: wanted }: Pick<MachineSpec, "runtime_handler">,
+  handlers: readonly Pick<RuntimeHandler, "name">[] = [],
+): void {
+  if (wanted === undefined || handlers.some(({ name }) => name === wanted)) return;
+  const known = handlers.map(({ name }) => name).filter(Boolean);
+  throw new ProviderError(
+    "unsupported",
+    `there is no runtime handler ${JSON.stringify(wanted)} (there is ${known.join(", ") || "none"})`,
+    { field: "runtime_handler" },
+  );
 }
 
 export function patchCapabilities(patch: MachinePatch): Requirement[] {

@@ -11,6 +11,8 @@ export interface RenderInput {
   references: References;
   node: NodeFacts;
   backend: Backend;
+  /** The backend's own, by the pod's RuntimeClass. */
+  runtimeHandler?: string | undefined;
 }
 
 export interface RenderContext extends RenderInput {

@@ -83,7 +83,7 @@ function machineSpec(
     hostname: Extract<ReturnType<typeof podHostname>, { ok: true }>;
   },
 ): MachineSpec {
-  const { pod, node, backend, events, references, tokens } = context;
+  const { pod, node, backend, events, references, tokens, runtimeHandler } = context;
   const podSpec = pod.spec;
   const { initContainers, containers, ephemeral, volumes, hostname } = parts;
   const ifCapable = <T>(capability: Capability, value: () => T): T | undefined =>
@@ -100,6 +100,7 @@ function machineSpec(
       volumes: nonEmpty(volumes),
       resources: podSpec && machineResources(podSpec),
       priority: podSpec?.priority || undefined,
+      runtime_handler: runtimeHandler,
       instance_type: ifCapable("instance_types", () => pod.metadata?.annotations?.[ANNOTATION_INSTANCE_TYPE]),
       hostname: ifCapable("hostname", () => hostname.hostname),
       domain: ifCapable("hostname", () => hostname.domain),

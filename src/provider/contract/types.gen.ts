@@ -435,6 +435,14 @@ export interface components {
       os?: string;
       /** @description The same of the processor (GOARCH): amd64, arm64, riscv64. Absent: the agent's configuration says, else the agent's own is assumed. */
       architecture?: string;
+      /** @description The runtimes that a machine's `runtime_handler` may name, as RuntimeClasses do; they are told in the node's status. One without a name is what machines get that name none. Absent: there is no choice, and no machine names one. */
+      runtime_handlers?: {
+        name: string;
+        /** @description It can run machines with `host_users` false. */
+        user_namespaces?: boolean;
+        /** @description It can mount read-only what lies below a mount too. */
+        recursive_read_only_mounts?: boolean;
+      }[];
       /** @description What a client should know before it hits it. */
       limits?: {
         /** @description Largest request body. */
@@ -930,6 +938,8 @@ export interface components {
       resources?: components["schemas"]["ContainerResources"];
       /** @description Who stays when the host runs out of something: the pod's priority. A backend that evicts machines takes lower ones first, and those from 2000000000 on never. Absent: 0. */
       priority?: number;
+      /** @description One of the backend's `runtime_handlers`, by the handler of the pod's RuntimeClass. Another one is refused. Absent: the backend's own choice. */
+      runtime_handler?: string;
       /** @description One of the backend's named sizes, from the pod's annotation `vmlet.dev/instance-type`. Capability `instance_types`. */
       instance_type?: string;
       /** @description The machine's hostname. Capability `hostname`. */
@@ -1701,4 +1711,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: 97e550a7a97d77faf13a67872c647edfc067986a9395a9578c011e494dfcdc20
+// sha256 of openapi.yaml: dae20155248452d2903faa52bc48e5032aff0ed7be79a3c7a83892a74ac4d7fb

@@ -39,7 +39,13 @@ export {
   tenantOf,
 } from "../owner.ts";
 export { MAX_REGISTRY_KEY_LENGTH, registryHostMatches } from "../registry-hosts.ts";
-export { assertCapable, patchCapabilities, requiredCapabilities, type Requirement } from "../requirements.ts";
+export {
+  assertCapable,
+  assertRuntimeHandler,
+  patchCapabilities,
+  requiredCapabilities,
+  type Requirement,
+} from "../requirements.ts";
 
 // For a provider that runs containers by itself: a kubelet's rules, probes and hooks, logs, events, tombstones.
 export {

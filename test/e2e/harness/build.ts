@@ -12,7 +12,6 @@ export const kubernetesModule = join(import.meta.dirname, "../kubernetes");
 export const corednsModule = join(import.meta.dirname, "../coredns");
 export const containerdModule = join(import.meta.dirname, "../containerd");
 export const runcModule = join(import.meta.dirname, "../runc");
-export const gvisorModule = join(import.meta.dirname, "../gvisor");
 
 /**
  * One binary that is etcd, kube-apiserver, kube-controller-manager or kube-scheduler, by its first argument. About seven
@@ -161,25 +160,6 @@ export function buildRunc(): Promise<string> {
   });
 }
 
-/** gVisor's runtime, and its shim for containerd: containers whose kernel is a program of this host. */
-export function buildRunsc(): Promise<string> {
-  return buildGvisor("runsc", "runsc");
-}
-
-export function buildRunscShim(): Promise<string> {
-  return buildGvisor("containerd-shim-runsc-v1", "shim");
-}
-
-function buildGvisor(name: string, folder: string): Promise<string> {
-  return buildGo({
-    name,
-    module: gvisorModule,
-    sources: [],
-    args: ["build", "-trimpath", "-ldflags", "-s -w"],
-    target: `gvisor.dev/gvisor/${folder}`,
-  });
-}
-
 /** A file of the source of Kubernetes, which is in the module cache once anything of it was built. */
 export async function kubernetesSource(path: string): Promise<string> {
   const { stdout } = await runCommand("go", ["list", "-m", "-f", "{{.Dir}}", "k8s.io/kubernetes"], {
@@ -249,8 +229,6 @@ if (process.argv[1] !== undefined && basename(process.argv[1]) === "build.ts") {
     containerd: buildContainerd,
     "containerd-shim": buildContainerdShim,
     runc: buildRunc,
-    runsc: buildRunsc,
-    "runsc-shim": buildRunscShim,
   };
   for (const name of process.argv.slice(2)) {
     const build = builds[name];

@@ -357,6 +357,12 @@ describe("a reply that can be used", () => {
     expect(await provider.getInfo({ signal })).toMatchObject({ os: "linux", architecture: "arm64" });
   });
 
+  test("says which runtimes a machine may name", async () => {
+    const runtime_handlers = [{ name: "" }, { name: "kata", user_namespaces: true }];
+    answer({ body: { name: "b", version: "1", api: "v1", capabilities: [], runtime_handlers } });
+    expect(await provider.getInfo({ signal })).toMatchObject({ runtimeHandlers: runtime_handlers });
+  });
+
   test("says of its machines what no label could hold", async () => {
     answer({ body: { name: "b", version: "1", api: "v1", capabilities: [], architecture: "x86 64/v3" } });
     await expect(provider.getInfo({ signal })).rejects.toMatchObject({ code: "unavailable" });

@@ -400,6 +400,37 @@ describe("declared features", () => {
   });
 });
 
+describe("runtime handlers", () => {
+  const having = (...names: string[]) => ({
+    ...settings,
+    capabilities: [],
+    runtimeHandlers: names.map((name) => ({ name, user_namespaces: name === "runc" })),
+  });
+
+  test("are told as a kubelet does, with what each can do", () => {
+    expect(newNode(having("", "runc"), well(), T0).status?.runtimeHandlers).toEqual([
+      { name: "", features: { recursiveReadOnlyMounts: false, userNamespaces: false } },
+      { name: "runc", features: { recursiveReadOnlyMounts: false, userNamespaces: true } },
+    ]);
+  });
+
+  test("are not told of where the backend gives no choice", () => {
+    expect(created.status).not.toHaveProperty("runtimeHandlers");
+  });
+
+  test("stand while the backend has not said what it has", () => {
+    const node = newNode(having("", "runc"), well(), T0);
+    const { next } = applied(node, well(), T0 + 10_000, { ...settings, capabilities: undefined });
+    expect(next.status?.runtimeHandlers).toEqual(node.status?.runtimeHandlers);
+  });
+
+  test("that the backend has no longer are taken away with the next report", () => {
+    const node = newNode(having("", "runc"), well(), T0);
+    const { next } = applied(node, well(), T0 + 10_000, { ...settings, capabilities: [] });
+    expect(next.status?.runtimeHandlers).toEqual([]);
+  });
+});
+
 describe("the platform of the machines", () => {
   const platformsOf = ({ metadata, status }: Node) => [
     [metadata?.labels?.["kubernetes.io/os"], metadata?.labels?.["kubernetes.io/arch"]],

@@ -1,6 +1,6 @@
 import { afterEach, beforeEach, describe, expect, test } from "vitest";
 import { ALL_CAPABILITIES, type Capability } from "../../../src/provider/capabilities.ts";
-import type { Machine } from "../../../src/provider/machine.ts";
+import type { Machine, RuntimeHandler } from "../../../src/provider/machine.ts";
 import type { Node, Pod } from "../../../src/kube/wire.ts";
 import { NodeAllocation } from "../../../src/podspec/admission/allocation.ts";
 import { PodRenderer, type PodRendererOptions } from "../../../src/podspec/pod-renderer.ts";
@@ -186,7 +186,42 @@ describe("PodRenderer", () => {
 
     test("renders when the node has it", async () => {
       kube.put(CLASS, { handler: "runsc" });
-      expect(await renderer({ runtimeHandlers: ["runsc"] }).render(pod, done.signal)).toMatchObject({ kind: "ready" });
+      const rendered = await renderer({ runtimeHandlers: ["runsc"] }).render(pod, done.signal);
+      expect(rendered).toMatchObject({
+        kind: "ready",
+        spec: expect.not.objectContaining({ runtime_handler: "runsc" }),
+      });
+    });
+
+    const offering = (runtimeHandlers: RuntimeHandler[]) =>
+      renderer({ backend: () => ({ name: "test", capabilities: new Set(ALL_CAPABILITIES), runtimeHandlers }) });
+
+    test("names the handler to a backend that has it", async () => {
+      kube.put(CLASS, { handler: "runsc" });
+      const backend = [{ name: "" }, { name: "runsc" }];
+      expect(await offering(backend).render(pod, done.signal)).toMatchObject({ spec: { runtime_handler: "runsc" } });
+    });
+
+    test("leaves the choice to the backend when the class's handler has no name", async () => {
+      kube.put(CLASS, { handler: "" });
+      const rendered = await offering([{ name: "" }, { name: "runsc" }]).render(pod, done.signal);
+      expect(rendered).toMatchObject({ kind: "ready", spec: expect.not.objectContaining({ runtime_handler: "" }) });
+    });
+
+    test("waits when the handler has no user namespaces and the pod wants one", async () => {
+      kube.put(CLASS, { handler: "runsc" });
+      const alone = podWith({ runtimeClassName: "gvisor", hostUsers: false });
+      expect(await offering([{ name: "runsc" }]).render(alone, done.signal)).toMatchObject({
+        kind: "wait",
+        events: [
+          {
+            reason: "FailedCreatePodSandBox",
+            message: expect.stringContaining('RuntimeClass handler "runsc" does not support user namespaces'),
+          },
+        ],
+      });
+      const able = offering([{ name: "runsc", user_namespaces: true }]);
+      expect(await able.render(alone, done.signal)).toMatchObject({ kind: "ready" });
     });
   });
 

@@ -2,7 +2,12 @@ import fc from "fast-check";
 import { describe, expect, test } from "vitest";
 import { specFingerprint } from "../../../src/provider/fingerprint.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
-import { assertCapable, patchCapabilities, requiredCapabilities } from "../../../src/provider/requirements.ts";
+import {
+  assertCapable,
+  assertRuntimeHandler,
+  patchCapabilities,
+  requiredCapabilities,
+} from "../../../src/provider/requirements.ts";
 import { containerSpec, machineSpec } from "../../support/builders.ts";
 
 const probe = { initial_delay_s: 0, period_s: 1, timeout_s: 1, success: 1, failure: 1 };
@@ -148,5 +153,27 @@ describe("specFingerprint", () => {
     expect(specFingerprint({ a: "1" })).not.toBe(specFingerprint({ a: 1 }));
     expect(specFingerprint({ a: { b: 1 } })).not.toBe(specFingerprint({ a: { c: 1 } }));
     expect(specFingerprint({ a: null })).not.toBe(specFingerprint({}));
+  });
+});
+
+describe("assertRuntimeHandler", () => {
+  const offered = [{ name: "" }, { name: "kata" }];
+
+  test("takes a runtime that there is, and a machine that names none", () => {
+    expect(() => assertRuntimeHandler({ runtime_handler: "kata" }, offered)).not.toThrow();
+    expect(() => assertRuntimeHandler({}, [])).not.toThrow();
+  });
+
+  test.each([
+    [offered, "kata"],
+    [undefined, "none"],
+  ])("refuses another one, and names those that there are", (handlers, known) => {
+    expect(() => assertRuntimeHandler({ runtime_handler: "runsc" }, handlers)).toThrow(
+      expect.objectContaining({
+        code: "unsupported",
+        field: "runtime_handler",
+        message: `there is no runtime handler "runsc" (there is ${known})`,
+      }),
+    );
   });
 });

@@ -8,7 +8,7 @@ export async function getInfo(
   { response, query, signal }: Exchange,
 ): Promise<void> {
   new Query(query, []);
-  const { name, version, capabilities, os, architecture } = await provider.getInfo({ signal });
+  const { name, version, capabilities, os, architecture, runtimeHandlers } = await provider.getInfo({ signal });
   sendJson(
     response,
     200,
@@ -18,6 +18,7 @@ export async function getInfo(
       capabilities,
       os,
       architecture,
+      runtime_handlers: runtimeHandlers,
       api: "v1",
       limits: { body_bytes: limits.bodyBytes, page_items: limits.pageItems },
     }),

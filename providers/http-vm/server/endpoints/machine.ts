@@ -1,6 +1,7 @@
 /** One machine: /v1/machines/ID. */
 import {
   assertCapable,
+  assertRuntimeHandler,
   assertTellable,
   type Machine,
   patchCapabilities,
@@ -21,8 +22,9 @@ export async function putMachine({ provider, limits }: RouteContext, exchange: E
   const spec = await readJson(exchange.request, "MachineSpec", limits.bodyBytes);
   if (exchange.audited !== undefined) exchange.audited.labels = spec.labels;
   assertTellable(specExcess(spec));
-  const { capabilities } = await provider.getInfo({ signal: exchange.workSignal });
+  const { capabilities, runtimeHandlers } = await provider.getInfo({ signal: exchange.workSignal });
   assertCapable(requiredCapabilities(spec), capabilities);
+  assertRuntimeHandler(spec, runtimeHandlers);
   const machine = await provider.createPod(id, spec, { signal: exchange.workSignal });
   sendJson(exchange.response, 200, machineJson(machine));
 }

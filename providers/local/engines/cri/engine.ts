@@ -3,7 +3,7 @@
  * host's, on the network that CNI gives it, or a containerd of our own on a bridge of ours. The runtime keeps images,
  * logs and exit codes; the supervisor decides.
  *
- * What it cannot do yet: a runtime's other handlers (Kata, gVisor), CDI devices, a runtime whose
+ * What it cannot do yet: CDI devices, a runtime whose
  * control groups are systemd's. A stop signal of a container's own is sent to its
  * process: containerd 2.2 sends the image's, whatever it is told.
  */
@@ -16,7 +16,9 @@ import {
   type Logger,
   type MachineSpec,
   type ProviderCapacity,
+  ProviderError,
   type ResourceAmounts,
+  type RuntimeHandler as MachineRuntime,
   SharedPlaces,
 } from "../../../../src/provider/kit/index.ts";
 import { allMachinesPids, Cgroup, checkCgroups } from "../../bundle/cgroup.ts";
@@ -170,6 +172,14 @@ export class CriEngine implements Engine {
     ];
   }
 
+  get runtimeHandlers(): readonly MachineRuntime[] {
+    return this.#handlers.map(({ name, features }) => ({
+      name,
+      user_namespaces: features?.userNamespaces === true,
+      recursive_read_only_mounts: features?.recursiveReadOnlyMounts === true,
+    }));
+  }
+
   async check(): Promise<HostProblem[]> {
     if (process.platform !== "linux")
       return [
@@ -256,6 +266,11 @@ export class CriEngine implements Engine {
   }
 
   validate(spec: MachineSpec): void {
+    const handler = this.#handlers.find(({ name }) => name === (spec.runtime_handler ?? ""));
+    if (spec.security?.host_users === false && handler?.features?.userNamespaces !== true)
+      throw new ProviderError("unsupported", `the runtime ${spec.runtime_handler} has no user namespaces`, {
+        field: "security.host_users",
+      });
     requireContained(spec, this.#policy);
     const { network, reservedPorts } = this.#options;
     requireHostPorts(spec, { allowed: network?.hostPorts ?? DEFAULT_HOST_PORTS, reserved: reservedPorts ?? [] });

@@ -40,6 +40,11 @@ interface OwnContainerdOptions {
 
 const PROGRAM = "containerd";
 const SHIM = "containerd-shim-runc-v2";
+/** Handlers that it has besides runc where the host has their shims: sandboxes with a kernel of their own. */
+const HANDLERS = [
+  { name: "runsc", type: "io.containerd.runsc.v1", programs: ["containerd-shim-runsc-v1", "runsc"] },
+  { name: "kata", type: "io.containerd.kata.v2", programs: ["containerd-shim-kata-v2"] },
+];
 /** Debian's, then everyone else's. */
 const PLUGIN_DIRS = ["/usr/lib/cni", "/opt/cni/bin", "/usr/libexec/cni"];
 const PLUGINS = ["bridge", "host-local"];
@@ -330,6 +335,7 @@ export class OwnContainerd {
     const { dir } = this.#options;
     const text = (value: string) => JSON.stringify(value);
     const pluginDirs = PLUGIN_DIRS.filter((folder) => existsSync(folder));
+    const handlers = HANDLERS.filter(({ programs }) => programs.every((program) => findTool(program) !== undefined));
     return `version = 3
 root = ${text(join(dir, "root"))}
 state = ${text(join(this.#runDir, "state"))}
@@ -371,6 +377,6 @@ use_internal_loopback = true
 runtime_type = "io.containerd.runc.v2"
 [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
 SystemdCgroup = false
-`;
+${handlers.map(({ name, type }) => `[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.${name}]\nruntime_type = ${text(type)}\n`).join("")}`;
   }
 }

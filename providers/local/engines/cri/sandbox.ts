@@ -87,7 +87,10 @@ export async function openSandbox(context: CriContext, home: MachineHome, signal
   const users = spec.security?.host_users === false ? await context.users.take(id) : undefined;
   const config = sandboxConfig(context, home, users);
   const [{ podSandboxId }] = await together([
-    client.runtime.runPodSandbox({ config }, client.within(undefined, signal)),
+    client.runtime.runPodSandbox(
+      { config, runtimeHandler: spec.runtime_handler ?? "" },
+      client.within(undefined, signal),
+    ),
     makeVolumes(home),
     makeEtc(etc, spec, { hostname: kernelHostname(spec, id), address: undefined }),
   ]);
