@@ -7,7 +7,11 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { assemble } from "../../../helm/assemble.ts";
 import { HttpVmProvider } from "../../../providers/http-vm/index.ts";
+import { defaultGuestDir } from "../../../providers/local/engines/vm/guest.ts";
+import { GuestImage } from "../../../providers/local/engines/vm/guest-image.ts";
 import { findTool } from "../../../providers/local/host/command.ts";
+import { silentLogger } from "../../../src/telemetry/logger.ts";
+import { systemClock } from "../../../src/util/clock.ts";
 import type { Random } from "../../../src/util/random.ts";
 import { cached, cacheKey } from "../../e2e/harness/cache.ts";
 import { runCommand } from "../../e2e/harness/exec.ts";
@@ -27,7 +31,7 @@ const BOOT_MS = 300_000;
 export function missingForHost(): string[] {
   const tools = [
     ...["qemu-system-x86_64", "apt-get", "dpkg-deb", "cpio", "ldd", "mksquashfs", "mke2fs", "busybox"],
-    ...["runc", "skopeo", "umoci", "ip", "nft", "flock"],
+    ...["runc", "skopeo", "umoci", "ip", "nft", "flock", "lz4", "as", "ld"],
   ];
   const missing = tools.filter((tool) => findTool(tool) === undefined);
   return process.arch === "x64" ? missing : [...missing, "a processor of type x64"];
@@ -52,7 +56,9 @@ export async function makeImages(folder: string): Promise<Images> {
   );
   await cp(join(kernel, "lib"), join(folder, "lib"), { recursive: true });
   await assemble(join(folder, "application"));
-  await runCommand("bash", [SCRIPT, "system", folder, join(folder, "application")]);
+  const guest = new GuestImage({ dir: defaultGuestDir(), clock: systemClock, logger: silentLogger });
+  await guest.ready();
+  await runCommand("bash", [SCRIPT, "system", folder, join(folder, "application"), defaultGuestDir()]);
   return { vmlinuz: join(kernel, "vmlinuz"), initrd: join(kernel, "initrd"), system: join(folder, "system") };
 }
 

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Makes a host from Debian packages, without installing anything: vmlinuz and initrd (the cloud kernel and what it needs to
 # find its root), and system (everything else, as a squashfs): the kernel's modules, the programs that engine oci needs, as
-# they are installed here, and the application. Usage: image.sh kernel FOLDER, once; then image.sh system FOLDER APPLICATION.
+# they are installed here, the application, and the launcher of a guest image. Usage: image.sh kernel FOLDER, once; then image.sh system FOLDER APPLICATION GUEST.
 # Needs: apt-get, dpkg-deb, cpio, ldd, mksquashfs, busybox-static and what `vmlet backend check` asks for.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -77,6 +77,11 @@ system() {
   ln -s /etc/powercut-init "$root/usr/bin/init"
   cp -r "$out/lib/modules" "$root/usr/lib/modules"
   cp -r "$3/app" "$root/app"
+  # For jail.ts, which runs as it is, with the launcher of the engine vm.
+  mkdir -p "$root/app/test/powercut/host" "$root/app/guest"
+  cp -r "$here"/../../../{src,providers} "$root/app/"
+  cp "$here/jail.ts" "$root/app/test/powercut/host/"
+  cp "$4"/{jail,read-only.so} "$root/app/guest/"
   # Unpacking would cost an emulated processor more than reading.
   mksquashfs "$root" "$work/system" -quiet -no-progress -noI -noD -noF -noX
   mv "$work/system" "$out/system"
