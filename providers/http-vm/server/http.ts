@@ -153,6 +153,11 @@ export class Query {
  * and its message is not sent.
  */
 export function asProviderError(thrown: unknown): ProviderError {
-  if (thrown instanceof ProviderError) return thrown;
+  if (isTold(thrown)) return thrown;
   return new ProviderError("unavailable", "the backend failed; its log has the reason", { cause: thrown });
+}
+
+/** Whether a client can be told it: modules that are not compiled may give an error a code of their own. */
+export function isTold(thrown: unknown): thrown is ProviderError {
+  return thrown instanceof ProviderError && Object.hasOwn(STATUS_OF_CODE, thrown.code);
 }

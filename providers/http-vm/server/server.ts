@@ -29,7 +29,7 @@ import {
 import { CallAudit } from "./audit.ts";
 import { Bodies } from "./bodies.ts";
 import { type Caller, Clients } from "./clients.ts";
-import { asProviderError, renderError, requestIdOf } from "./http.ts";
+import { asProviderError, isTold, renderError, requestIdOf } from "./http.ts";
 import {
   DEFAULT_SERVER_LIMITS,
   type ListenAddress,
@@ -197,7 +197,7 @@ export class MachineApiServer {
   }
 
   #fail(request: IncomingMessage, response: ServerResponse, requestId: string, thrown: unknown): void {
-    if (!(thrown instanceof ProviderError) && !response.destroyed) {
+    if (!isTold(thrown) && !response.destroyed) {
       this.#logger.error(
         { err: thrown, requestId, method: request.method, path: loggedPath(request) },
         "A request failed",

@@ -10,6 +10,7 @@ import { PassThrough } from "node:stream";
 import { afterEach, describe, expect, test } from "vitest";
 import { MachineApiServer, type MachineApiServerOptions } from "../../../providers/http-vm/index.ts";
 import { MemoryProvider } from "../../../providers/memory/index.ts";
+import { ProviderError } from "../../../src/provider/errors.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
 import { silentLogger, type Logger } from "../../../src/telemetry/logger.ts";
 import { createCertificate, generateKeyPair, privateKeyPem } from "../../../src/util/x509.ts";
@@ -53,6 +54,16 @@ function selfSigned(): { cert: string; key: string } {
   const cert = createCertificate({ subject: { commonName: "backend" }, keys, notBeforeMs, notAfterMs });
   return { cert, key: privateKeyPem(keys.privateKey) };
 }
+
+test("an error of a module's own kind is told as a backend that failed, and logged", async () => {
+  const logged: unknown[] = [];
+  const logger: Logger = { ...silentLogger, error: (fields) => void logged.push(fields) };
+  const { memory, url } = await setup({ logger });
+  const thrown = new ProviderError("teapot" as "invalid", "short and stout");
+  memory.createPod = () => Promise.reject(thrown);
+  expect(await refusal(await put(url, JSON.stringify(spec)))).toMatchObject({ status: 503, code: "unavailable" });
+  expect(logged).toEqual([expect.objectContaining({ err: thrown })]);
+});
 
 describe("whoever holds connections open", () => {
   const silent = (port: number) => {
