@@ -3,8 +3,14 @@
  * stands still until it is moved. Counted where they arrive, so on no machine do they come out otherwise. A change that
  * makes them grow has to say so here.
  */
+import { setImmediate as nextTurn } from "node:timers/promises";
 import { expect, test } from "vitest";
 import type { KubeRequest } from "../../../src/kube/kube.ts";
+import { podPath } from "../../../src/kube/paths.ts";
+import { KubeTransport } from "../../../src/kube/transport.ts";
+import { silentLogger } from "../../../src/telemetry/logger.ts";
+import { systemClock } from "../../../src/util/clock.ts";
+import { KubeServer, json } from "../../support/kube-server.ts";
 import { World, type Agent } from "./world.ts";
 
 const PODS = 100;
@@ -25,6 +31,17 @@ async function requestsOf(agent: Agent, work: () => Promise<void>): Promise<Reco
   await work();
   agent.onRequest = () => undefined;
   return counts;
+}
+
+/** Bytes of the bodies that `work` sends on behalf of pods. */
+async function bytesOf(agent: Agent, work: () => Promise<void>): Promise<number> {
+  let bytes = 0;
+  agent.onRequest = ({ path, body }: KubeRequest) => {
+    if (path.includes("/pods") && body !== undefined) bytes += Buffer.byteLength(JSON.stringify(body));
+  };
+  await work();
+  agent.onRequest = () => undefined;
+  return bytes;
 }
 
 async function running(world: World): Promise<Agent> {
@@ -76,6 +93,59 @@ test("a pod's end costs two requests: its last status and its removal", async ()
   expect(sent).toEqual({ "PATCH /POD/status (metadata)": PODS, "DELETE /POD (metadata)": PODS });
   await agent.stop();
 });
+
+test("a pod of one container costs no more than 1,500 bytes until it runs, and 1,600 for its end", async () => {
+  const world = new World();
+  const agent = await running(world);
+  const start = await bytesOf(agent, async () => {
+    for (let i = 0; i < PODS; i++) world.createPod(`p-${i}`);
+    await world.clock.advance(5_000);
+  });
+  const end = await bytesOf(agent, async () => {
+    for (let i = 0; i < PODS; i++) world.deletePod(`p-${i}`);
+    await world.clock.advance(5_000);
+  });
+  expect(world.pods()).toEqual([]);
+  expect(start / PODS).toBeLessThan(1_500);
+  expect(end / PODS).toBeLessThan(1_600);
+  await agent.stop();
+});
+
+test.each([
+  { namespaces: 1, atOnce: 16 },
+  { namespaces: 20, atOnce: 64 },
+])(
+  "however many pods, those of $namespaces namespaces have $atOnce requests under way, over 64 connections at most",
+  async (counts) => {
+    const open: (() => void)[] = [];
+    // Answers when nothing more comes: so many are under way at once.
+    const server = await KubeServer.start((_request, reply) => open.push(() => json(reply, 200, {})));
+    const kube = new KubeTransport({
+      kubeConfig: server.kubeConfig(),
+      clock: systemClock,
+      logger: silentLogger,
+      rateLimit: false,
+    });
+    let left = 300;
+    const requests = Array.from({ length: left }, async (_, i) => {
+      const path = podPath(`n-${i % counts.namespaces}`, `p-${i}`);
+      await kube.request({ method: "GET", path, metadataOnly: true, signal: new AbortController().signal });
+      left--;
+    });
+    let most = 0;
+    while (left > 0) {
+      await nextTurn();
+      if (open.length < Math.min(left, counts.atOnce)) continue;
+      most = Math.max(most, open.length);
+      for (const answer of open.splice(0)) answer();
+    }
+    await Promise.all(requests);
+    expect(most).toBe(counts.atOnce);
+    expect(server.connections).toBeLessThanOrEqual(64);
+    await kube.close();
+    await server.stop();
+  },
+);
 
 test("pods that run as they should cost no request, and however many they are no more than a few timers a second", async () => {
   const world = new World();
