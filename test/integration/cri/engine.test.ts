@@ -79,6 +79,34 @@ else {
       expect(Number(readFileSync(join("/sys/fs/cgroup", file), "latin1"))).toBe(capacity.memory_bytes);
     });
 
+    test("a resize changes the limits of the container that runs, and takes one away", async () => {
+      const id = await bench().create({
+        containers: [
+          bench().shell("a", "sleep 1000", { resources: { limits: { memory_bytes: 64 << 20, cpu_millis: 100 } } }),
+        ],
+      });
+      await bench().reaches(id, "running");
+      const [memory, cpu] =
+        cgroupVersion() === 1
+          ? ["/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/cpu/cpu.cfs_quota_us"]
+          : ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/cpu.max"];
+      const limits = async () => {
+        const streams = await bench().exec(id, "a", ["cat", memory, cpu]);
+        streams.stderr!.resume();
+        return (await text(streams.stdout)).split(/\s+/).slice(0, 2);
+      };
+      expect(await limits()).toEqual([String(64 << 20), "10000"]);
+      const resize = async (limits: { memory_bytes: number; cpu_millis?: number }) => {
+        const resources = [{ container: "a", resources: { limits } }];
+        await bench().provider.updatePod(id, { resources }, { signal: bench().signal });
+      };
+      await resize({ memory_bytes: 128 << 20, cpu_millis: 300 });
+      expect(await limits()).toEqual([String(128 << 20), "30000"]);
+      await resize({ memory_bytes: 128 << 20 });
+      expect(await limits()).toEqual([String(128 << 20), cgroupVersion() === 1 ? "-1" : "max"]);
+      expect((await bench().container(id, "a")).restart_count).toBe(0);
+    });
+
     test("containers live through the death of containerd, which is started again", async () => {
       const script = "echo begun; while [ ! -e /v/end ]; do sleep 0.05; done; echo over; exit 6";
       const id = await bench().create({
