@@ -312,6 +312,7 @@ async function createNodeAgent(
 ): Promise<NodeAgent> {
   const { metrics, guard } = shared;
   const logger = options.logger.child({ node: node.name });
+  const { leaderElection } = options.config;
   let agent: NodeAgent | undefined;
   const events = new EventRecorder({
     kube: guard === undefined ? kube : guardedKube(kube, guard),
@@ -332,6 +333,8 @@ async function createNodeAgent(
     events,
     provider,
     auditCommands: options.config.audit.commands,
+    release: leaderElection.enabled ? `${leaderElection.namespace}/${leaderElection.name}` : undefined,
+    takeOver: leaderElection.takeOver,
     certificate,
   });
   return agent;

@@ -26,7 +26,7 @@ export function createNode(
   { controller: pods, provider }: NodePods,
   kubeletPort: number,
 ): NodeObject {
-  const { node, events, clusterId, clock, random, logger, metrics, version } = options;
+  const { node, events, clusterId, release, takeOver, clock, random, logger, metrics, version } = options;
   const onChange = () => controller.refresh();
   const reported = new ProviderCapacitySource({ provider, clock, random, logger, onChange });
   const ofBackend = capacityOf(backend, reported);
@@ -41,6 +41,8 @@ export function createNode(
       return {
         name: node.name,
         clusterId,
+        release,
+        takeOver,
         version,
         addresses: node.addresses,
         hostname: node.hostname,

@@ -25,6 +25,10 @@ export interface NodeAgentOptions {
   services: ServiceCache;
   provider: Provider;
   clusterId: string;
+  /** Whose agents answer for the node; absent without an election. */
+  release?: string | undefined;
+  /** Answer for it although another release does. */
+  takeOver?: boolean | undefined;
   /** How much of a command the audit says. */
   auditCommands: AuditedCommand;
   version: string;

@@ -423,6 +423,12 @@ export const agentConfigSchema = z
         leaseDuration: duration("15s").describe("A standby takes over when the leader has not renewed for this long."),
         renewDeadline: duration("10s").describe("A leader that could not renew for this long stops acting."),
         retryPeriod: duration("2s").describe("Time between renewals."),
+        takeOver: z
+          .boolean()
+          .default(false)
+          .describe(
+            "Answer for nodes although agents of another election do, which then end. Without it, one that finds such a Node ends.",
+          ),
       })
       .superRefine(({ leaseDuration, renewDeadline, retryPeriod }, context) => {
         const [lease, renew, retry] = [leaseDuration, renewDeadline, retryPeriod].map(parseDuration) as [

@@ -2,6 +2,7 @@
  * The node's Lease, by which the control plane tells whether the agent is alive (pkg/kubelet/... nodelease,
  * component-helpers apimachinery/lease).
  */
+import { ConfigError } from "../config/load.ts";
 import { isNotFound } from "../kube/errors.ts";
 import type { Kube } from "../kube/kube.ts";
 import type { Lease } from "../kube/wire.ts";
@@ -27,6 +28,8 @@ interface NodeLeaseOptions {
   /** The Node's UID, once it is known: the lease goes when the Node goes. */
   nodeUid: () => string | undefined;
   onRenewed?: ((seconds: number) => void) | undefined;
+  /** Asked before the first renewal: ours must not make another's look alive. @throws ConfigError to end it all */
+  admit?: ((lastRenewalMs: number, signal: AbortSignal) => Promise<void>) | undefined;
 }
 
 /**
@@ -62,7 +65,10 @@ export class NodeLease {
     return this.#attemptedAt;
   }
 
-  /** Renews every 10 s; after a failure in 200 ms, doubling to 7 s. Resolves when `signal` aborts. */
+  /**
+   * Renews every 10 s; after a failure in 200 ms, doubling to 7 s. Resolves when `signal` aborts.
+   * @throws ConfigError when it was not admitted
+   */
   async run(signal: AbortSignal): Promise<void> {
     const { clock, random, logger, onRenewed } = this.#options;
     this.#attemptedAt = clock.monotonic();
@@ -78,6 +84,7 @@ export class NodeLease {
         delayMs = RENEW_MS * (1 + 0.04 * random());
       } catch (thrown) {
         if (signal.aborted) return;
+        if (thrown instanceof ConfigError) throw thrown;
         delayMs = backoff.next();
         logger.warn({ err: thrown, delayMs }, "The node's lease was not renewed");
       }
@@ -95,7 +102,9 @@ export class NodeLease {
     if (this.#renewTime === undefined) {
       // Changes no time and says which it is, with no other right than the renewal itself.
       const lease = await this.#patch({ holderIdentity }, signal);
-      this.#renewTime = Date.parse(lease?.spec?.renewTime ?? "") || 0;
+      const lastRenewal = Date.parse(lease?.spec?.renewTime ?? "") || 0;
+      await this.#options.admit?.(lastRenewal, signal);
+      this.#renewTime = lastRenewal;
     }
     const renewTime = Math.max(clock.now(), this.#renewTime + 1);
     const spec = {

@@ -18,7 +18,7 @@ import type { Clock } from "../util/clock.ts";
 import { Pulse } from "../util/pulse.ts";
 import type { Random } from "../util/random.ts";
 import type { CapacitySource } from "./capacity.ts";
-import { NodeLease } from "./lease.ts";
+import { LEASE_DURATION_SECONDS, NodeLease } from "./lease.ts";
 import { NodeSpec } from "./node-spec.ts";
 import type { BackendHealth, BackendReport, NodeDescription, NodeSettings } from "./settings.ts";
 import {
@@ -30,6 +30,7 @@ import {
   nodeAnnotations,
   nodeLabels,
   nodeStatus,
+  otherRelease,
   providerId,
   statusPatch,
   type NodeObservation,
@@ -87,6 +88,10 @@ export class NodeController {
   #readLive = true;
   #reportDueAt = 0;
   readonly #claimed = Promise.withResolvers<void>();
+  /** No other release's agents live that answer for the Node, or it is taken over from them. */
+  readonly #admitted = Promise.withResolvers<void>();
+  /** The release that answered for the Node before, until this one is written. */
+  #predecessor: string | undefined;
   readonly #wake = new Pulse();
   #isRefreshDue = false;
   #lastSyncAt: number | undefined;
@@ -118,6 +123,7 @@ export class NodeController {
       logger,
       nodeName: settings.name,
       nodeUid: () => this.#uid,
+      admit: (lastRenewalMs, signal) => this.#admit(lastRenewalMs, signal),
       onRenewed: metrics && ((seconds: number) => metrics.onLeaseRenewed(seconds)),
     });
     this.store.onChange(({ type, object }) => {
@@ -217,6 +223,47 @@ export class NodeController {
     this.#isRefreshDue = false;
   }
 
+  /**
+   * Of two releases that name one Node, one answers for it: the other one is refused while the first one lives, and
+   * ends when it was taken over from.
+   * @throws ConfigError when another one answers for it
+   */
+  async #requireRelease(current: Node, signal: AbortSignal): Promise<void> {
+    const other = otherRelease(current, this.#options.settings);
+    if (other === undefined) {
+      this.#predecessor = undefined;
+      return;
+    }
+    // The lease's first renewal tells whether its agents live.
+    await untilAborted(signal, this.#admitted.promise);
+    signal.throwIfAborted();
+    if (other !== this.#predecessor) throw this.#isOthers(other, "has taken it over");
+  }
+
+  /** Before the first renewal of the lease, which goes on where the Node cannot be read. */
+  async #admit(lastRenewalMs: number, signal: AbortSignal): Promise<void> {
+    const { kube, settings, clock, logger } = this.#options;
+    const node = await kube
+      .request<Node>({ method: "GET", path: nodePath(settings.name), signal })
+      .catch(() => undefined);
+    const other = node && otherRelease(node, settings);
+    const ageMs = clock.now() - lastRenewalMs;
+    if (other !== undefined && ageMs < LEASE_DURATION_SECONDS * 1000) {
+      if (!settings.takeOver)
+        throw this.#isOthers(other, `renewed its lease ${Math.max(0, Math.round(ageMs / 1000))} s ago`);
+      logger.warn({ release: other }, "The Node is taken over from another release whose agents live");
+    }
+    this.#predecessor = other;
+    this.#admitted.resolve();
+  }
+
+  #isOthers(release: string, why: string): ConfigError {
+    const { name, release: own } = this.#options.settings;
+    return new ConfigError(
+      `nodes[${name}].name: release ${release} answers for this Node, and ${why}; give this node another name, end the agents of ${release} and start again in ${LEASE_DURATION_SECONDS} s, or set leaderElection.takeOver for ${own ?? "this agent"}, which ends them`,
+    );
+  }
+
   /** Makes sure that the Node exists and says what is true. @throws KubeApiError, ConfigError */
   async #sync(signal: AbortSignal): Promise<void> {
     const { kube, settings, clock, random } = this.#options;
@@ -231,6 +278,7 @@ export class NodeController {
         `nodes[${settings.name}].name: a Node of this name exists and is not this agent's: ${foreign}; ${foreignNodeCure(settings)}`,
       );
     }
+    await this.#requireRelease(current, signal);
     this.#uid = current.metadata?.uid;
     this.#claimed.resolve();
     await this.#spec.write(current, settings, this.#isLeaving, signal);

@@ -14,6 +14,8 @@ import type { NodeDescription, NodeSettings, Platform } from "./settings.ts";
 /** Names the extended resources that we wrote into the status, so that we can tell them from other people's. */
 const OWNED_RESOURCES_ANNOTATION = "vmlet.dev/extended-resources";
 /** Names of the labels and annotations that the configuration gave the Node; what it gives no more is removed. */
+/** Whose agents answer for the Node. */
+const RELEASE_ANNOTATION = "vmlet.dev/release";
 const OWNED_METADATA_ANNOTATIONS = { labels: "vmlet.dev/labels", annotations: "vmlet.dev/annotations" } as const;
 
 /** The kubelet's features that a control plane asks for by name (1.36), sorted as its validation wants them. */
@@ -114,6 +116,12 @@ export function foreignIdentity(node: Node, settings: Pick<NodeSettings, "name" 
   return `it has no providerID, and a kubelet ${kubeletVersion} reports for it`;
 }
 
+/** Another release that has registered or taken over the Node; whether its agents live, the lease tells. */
+export function otherRelease(node: Node, { release }: Pick<NodeSettings, "release">): string | undefined {
+  const recorded = node.metadata?.annotations?.[RELEASE_ANNOTATION];
+  return recorded === release ? undefined : recorded;
+}
+
 /** What to do about a Node that another kubelet or cluster id answers for. */
 export function foreignNodeCure({ name }: Pick<NodeSettings, "name">): string {
   return (
@@ -179,7 +187,7 @@ export function nodeAnnotations(
   capacity: NodeCapacity | undefined,
   existing?: Node,
 ): Record<string, string> {
-  const { labels = {}, annotations = {}, taints } = settings;
+  const { labels = {}, annotations = {}, taints, release } = settings;
   // Where the Node's own differ, the record stays until they are written.
   const isTainted = existing === undefined || wantedTaints(existing, taints) === undefined;
   return {
@@ -188,6 +196,7 @@ export function nodeAnnotations(
     [OWNED_METADATA_ANNOTATIONS.labels]: Object.keys(labels).toSorted().join(","),
     [OWNED_METADATA_ANNOTATIONS.annotations]: Object.keys(annotations).toSorted().join(","),
     ...(isTainted && { [TAINTS_ANNOTATION]: taintsRecord(taints) }),
+    ...(release !== undefined && { [RELEASE_ANNOTATION]: release }),
   };
 }
 

@@ -27,6 +27,10 @@ export interface NodeSettings {
   taints?: readonly Taint[] | undefined;
   /** Port of the kubelet API that the API server dials. */
   kubeletPort: number;
+  /** The release whose agents answer for the node, `namespace/name` of their election; absent where there is none. */
+  release?: string | undefined;
+  /** Answer for it although another release's agents do. */
+  takeOver?: boolean | undefined;
   /** How long the node stays Ready while its backend does not answer. Default 10 minutes. */
   backendOutageGraceMs?: number | undefined;
 }

@@ -99,7 +99,16 @@ class NodeApi {
   }
 }
 
-function setup(options: { node?: Node; capacity?: CapacitySource; backend?: BackendHealth; graceMs?: number } = {}) {
+function setup(
+  options: {
+    node?: Node;
+    capacity?: CapacitySource;
+    backend?: BackendHealth;
+    graceMs?: number;
+    release?: string;
+    takeOver?: boolean;
+  } = {},
+) {
   const api = new NodeApi();
   api.node = options.node;
   const clock = new VirtualClock();
@@ -125,6 +134,8 @@ function setup(options: { node?: Node; capacity?: CapacitySource; backend?: Back
       addresses: ["10.0.0.5"],
       kubeletPort: 10250,
       backendOutageGraceMs: options.graceMs,
+      release: options.release,
+      takeOver: options.takeOver,
     },
     report: () => ({ runtime: { name: "memory", version: "1" } }),
     capacity: options.capacity ?? fixedCapacity(),
@@ -467,6 +478,74 @@ describe("a backend outage", () => {
     const before = s.renewals.length;
     await s.clock.advance(1_200_000);
     expect(s.renewals.length - before).toBeGreaterThanOrEqual(115);
+  });
+});
+
+describe("of two releases that name one Node", () => {
+  const RELEASE = "vmlet.dev/release";
+  const registered: Node = {
+    metadata: { name: "burst-1", uid: "u", annotations: { [RELEASE]: "kube-system/first" } },
+    spec: { providerID: "vmlet://c1/burst-1" },
+  };
+
+  /** The second, which starts so long after the first has renewed the lease. */
+  function second(sinceRenewalMs: number, options: { release?: string; takeOver?: boolean } = {}) {
+    const s = setup({ node: structuredClone(registered), release: "kube-system/second", ...options });
+    const renewTime = new Date(s.clock.now() - sinceRenewalMs).toISOString();
+    s.api.lease = { metadata: {}, spec: { renewTime } };
+    return { ...s, renewTime, holder: () => s.api.node?.metadata?.annotations?.[RELEASE] };
+  }
+
+  test("the second one is refused while the first one lives, with the cure, and leaves Node and lease alone", async () => {
+    const s = second(5_000);
+    await expect(s.controller.run(s.abort.signal)).rejects.toThrow(
+      /^nodes\[burst-1\]\.name: release kube-system\/first answers for this Node, and renewed its lease 5 s ago; .* leaderElection\.takeOver/,
+    );
+    expect(s.api.lease?.spec.renewTime).toBe(s.renewTime);
+    expect(s.holder()).toBe("kube-system/first");
+    expect(s.events).toEqual([]);
+  });
+
+  test("an agent without an election is refused as well", async () => {
+    const s = setup({ node: structuredClone(registered) });
+    s.api.lease = { metadata: {}, spec: { renewTime: new Date(s.clock.now()).toISOString() } };
+    await expect(s.controller.run(s.abort.signal)).rejects.toThrow(ConfigError);
+  });
+
+  test("the second one answers for it when the first one has not renewed the lease for its duration", async () => {
+    const s = second(40_000);
+    await s.start();
+    expect(s.holder()).toBe("kube-system/second");
+    expect(s.api.ready()?.status).toBe("True");
+    await s.clock.advance(60_000);
+    expect(s.holder()).toBe("kube-system/second");
+  });
+
+  test("the second one takes it over by force", async () => {
+    const s = second(5_000, { takeOver: true });
+    await s.start();
+    expect(s.holder()).toBe("kube-system/second");
+    expect(s.api.ready()?.status).toBe("True");
+  });
+
+  test("the one that it was taken over from ends", async () => {
+    const s = setup({ release: "kube-system/first" });
+    const { done } = await s.start();
+    expect(s.api.node?.metadata?.annotations?.[RELEASE]).toBe("kube-system/first");
+    const ended = expect(done).rejects.toThrow(
+      /release kube-system\/second answers for this Node, and has taken it over/,
+    );
+    const { metadata, ...node } = s.api.node!;
+    const annotations = { ...metadata?.annotations, [RELEASE]: "kube-system/second" };
+    s.api.put({ ...node, metadata: { ...metadata, annotations } }, "MODIFIED");
+    await s.clock.advance(11_000);
+    await ended;
+  });
+
+  test("a successor of the same release goes on at once", async () => {
+    const s = second(1_000, { release: "kube-system/first" });
+    await s.start();
+    expect(s.api.ready()?.status).toBe("True");
   });
 });
 
