@@ -28,8 +28,10 @@ export interface DevMachines {
   readonly shared?: Provider | undefined;
   /** Absent: somebody else's backend. */
   readonly engine?: EngineName | undefined;
-  /** Absent: one node, with what the backend has. */
-  readonly nodes?: { count: number; capacity: Record<string, string> } | undefined;
+  /** Absent: 1. */
+  readonly nodeCount?: number | undefined;
+  /** Of each node. Absent: what the backend has. */
+  readonly capacity?: Record<string, string> | undefined;
   /** For the sentence "Machines are ...". */
   readonly kind: string;
   /** Why this engine, when nobody has named one. */
@@ -38,6 +40,8 @@ export interface DevMachines {
   list(signal: AbortSignal): Promise<readonly Machine[]>;
   /** Removes them all. What an earlier run has left belongs to a cluster that is gone. */
   remove(): Promise<void>;
+  /** Name servers for pods that want the cluster's: those of this host, where machines need to be told of any. */
+  readonly nameservers?: readonly string[] | undefined;
   /** Absent: machines do not know Services by their names. */
   readonly publishNames?: PublishNames | undefined;
   /** Absent: ports of machines cannot be reached. */

@@ -1,16 +1,19 @@
 /** Machines of this host: a backend that `vmlet dev` starts for itself, and the engine that it has. */
 import { randomBytes } from "node:crypto";
-import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
+import { existsSync, mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { rm, writeFile } from "node:fs/promises";
+import { isIP } from "node:net";
 import { join } from "node:path";
-import { checkSecrets, startBackend } from "../../providers/local/backend.ts";
-import { parseBackendConfig } from "../../providers/local/config.ts";
+import { checkSecrets, type RunningBackend, startBackend } from "../../providers/local/backend.ts";
+import { type BackendConfig, parseBackendConfig } from "../../providers/local/config.ts";
+import { hostResolvConf } from "../../providers/local/bundle/host-resolv.ts";
 import { createEngine } from "../../providers/local/engines/index.ts";
 import { registryFault } from "../../providers/local/images/reachable.ts";
 import { checkHost } from "../../providers/local/provider.ts";
 import type { PublishNames } from "../devcluster/index.ts";
 import { silentLogger, type Logger } from "../telemetry/logger.ts";
 import { systemClock } from "../util/clock.ts";
+import { toError } from "../util/errors.ts";
 import { chooseEngine, type EngineName, fallBack } from "./dev-engine.ts";
 import { type DevMachines, machinesOf } from "./dev-machines.ts";
 import { VERSION } from "./version.ts";
@@ -35,6 +38,11 @@ const KINDS: Record<HostEngine, string> = {
 /** Longer than containerd takes on a busy host, and not so long that somebody gives up. */
 const START_MS = 15_000;
 const REGISTRY_MS = 3_000;
+/** What a node has that says nothing of itself, as one of plain processes does. */
+const ROOMY = { cpu: "16", memory: "64Gi", pods: "110" };
+/** 10.99.0.0/16, as a backend without configuration has, and those below. */
+const FIRST_NETWORK = 99;
+const NETWORKS = 4;
 /** Of the registry where most images are. */
 const ANY_IMAGE = "busybox";
 
@@ -94,35 +102,24 @@ export async function ownMachines(
     await rm(tokenFile, { force: true });
     if (isForgotten) for (const folder of [dir, hostsDir]) await rm(folder, { recursive: true, force: true });
   };
-  const configWith = (more: object) =>
-    parseBackendConfig(
-      JSON.stringify({
-        apiVersion: "vmlet.dev/v1",
-        kind: "BackendConfig",
-        stateDir: dir,
-        listen: { address: "127.0.0.1", port: 0 },
-        tokenFile,
-        // Only a small cluster of our own says what its Services are called.
-        engine: configOf(engine, { standIns, ...(isForgotten && { hostsDir }) }),
-        ...more,
-      }),
-      "(vmlet dev)",
-    );
-  const inMemory = configWith({});
-  const probe = createEngine(inMemory.engine, { stateDir: dir, clock: systemClock, logger: silentLogger });
-  const config = checkSecrets(inMemory, probe).length === 0 ? inMemory : configWith({ secrets: { medium: "disk" } });
-  await probe.close();
+  const settings = {
+    apiVersion: "vmlet.dev/v1",
+    kind: "BackendConfig",
+    stateDir: dir,
+    listen: { address: "127.0.0.1", port: 0 },
+    tokenFile,
+    // Only a small cluster of our own says what its Services are called.
+    engine: configOf(engine, { standIns, ...(isForgotten && { hostsDir }) }),
+  };
+  const isNew = !existsSync(dir);
   try {
-    const backend = await startBackend(config, {
-      clock: systemClock,
-      logger,
-      version: VERSION,
-      isForDevelopment: true,
-    });
+    const backend = await startSomewhere(settings, logger);
     return {
       ...machinesOf(backend.provider, {}),
       engine,
-      ...(engine === "process" && { publishNames: writeHosts(hostsDir) }),
+      // On a laptop the examples would wait for room that they do not use.
+      ...(isForgotten && ["oci", "cri"].includes(engine) && { capacity: ROOMY }),
+      ...(engine === "process" ? { publishNames: writeHosts(hostsDir) } : { nameservers: await hostNameservers() }),
       provider: { type: "http-vm", url: backend.url, tokenFile },
       kind: KINDS[engine],
       async close() {
@@ -131,9 +128,46 @@ export async function ownMachines(
       },
     };
   } catch (thrown) {
-    await rm(tokenFile, { force: true });
+    // What an earlier run has left there may run still.
+    await (isNew ? clean() : rm(tokenFile, { force: true }));
     throw thrown;
   }
+}
+
+/** On the first network that nobody has: two such clusters, or another backend, may be on one host. */
+async function startSomewhere(
+  settings: { stateDir: string; engine: EngineConfig },
+  logger: Logger,
+): Promise<RunningBackend> {
+  const { engine } = settings;
+  for (let index = 0; ; index++) {
+    const network = { bridge: `vmlet${index}`, cidr: `10.${FIRST_NETWORK - index}.0.0/16` };
+    const config = await withSecrets({
+      ...settings,
+      engine: engine.type === "process" ? engine : { ...engine, network },
+    });
+    try {
+      const options = { clock: systemClock, logger, version: VERSION, isForDevelopment: true };
+      return await startBackend(config, options);
+    } catch (thrown) {
+      const isTaken = /^network\.(?:bridge|cidr) /.test(toError(thrown).message);
+      if (!isTaken || index + 1 >= NETWORKS) throw thrown;
+    }
+  }
+}
+
+/** Secrets are kept in memory where this user may. */
+async function withSecrets(settings: { stateDir: string; engine: EngineConfig }): Promise<BackendConfig> {
+  const parsed = (more: object) => parseBackendConfig(JSON.stringify({ ...settings, ...more }), "(vmlet dev)");
+  const inMemory = parsed({});
+  const probe = createEngine(inMemory.engine, {
+    stateDir: settings.stateDir,
+    clock: systemClock,
+    logger: silentLogger,
+  });
+  const isInMemory = checkSecrets(inMemory, probe).length === 0;
+  await probe.close();
+  return isInMemory ? inMemory : parsed({ secrets: { medium: "disk" } });
 }
 
 /** No engine knows what to do with the machines of another. */
@@ -146,6 +180,11 @@ type EngineConfig = Parameters<typeof createEngine>[0];
 function configOf(type: HostEngine, ofProcesses: { standIns?: boolean; hostsDir?: string } = {}): EngineConfig {
   if (type === "process") return { type, images: {}, addressPool: "127.64.0.0/10", ...ofProcesses };
   return { type, ...(type === "vm" && { warmPool: 1 }) };
+}
+
+async function hostNameservers(): Promise<string[]> {
+  const lines = (await hostResolvConf()).split("\n").map((line) => line.trim().split(/\s+/));
+  return lines.flatMap(([keyword, server = ""]) => (keyword === "nameserver" && isIP(server) !== 0 ? [server] : []));
 }
 
 /** What a hosts file of each namespace has beside this host's own. */

@@ -82,7 +82,8 @@ export function simulatedMachines(options: SimulationOptions): DevMachines {
     engine: "memory",
     provider: { type: "memory" },
     shared: provider,
-    nodes: { count: nodes, capacity: { cpu: "32", memory: "128Gi", pods: String(podsPerNode) } },
+    nodeCount: nodes,
+    capacity: { cpu: "32", memory: "128Gi", pods: String(podsPerNode) },
     kind: "simulated",
     // They end with this process, and its own faults are not in the way.
     remove: () => Promise.resolve(),

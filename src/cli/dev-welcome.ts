@@ -11,10 +11,10 @@ export function printWelcome(options: {
   page: string;
 }): void {
   const { alone, machines, kubeconfig, page } = options;
-  const { kind, said, nodes } = machines;
-  const many = nodes !== undefined && nodes.count > 1;
-  const what = many ? `${nodes.count} virtual nodes` : "one virtual node";
-  const joined = many ? `${nodes.count} virtual nodes have` : "The virtual node has";
+  const { kind, said, nodeCount = 1 } = machines;
+  const many = nodeCount > 1;
+  const what = many ? `${nodeCount} virtual nodes` : "one virtual node";
+  const joined = many ? `${nodeCount} virtual nodes have` : "The virtual node has";
   const where = alone ? `A cluster of ${what} is up.` : `${joined} joined the cluster.`;
   const example = (name: string) => relative(process.cwd(), fileURLToPath(packageFile(`examples/${name}`)));
   const withPrograms = [

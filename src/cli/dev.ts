@@ -33,6 +33,8 @@ import { VERSION } from "./version.ts";
 const NODE = "vmlet-dev";
 const LEFT_OVER = "Removing machines that an earlier run has left";
 const ENDING = "Ending machines";
+/** Of a resolv.conf; more would be a warning as well. */
+const MAX_NAMESERVERS = 3;
 
 interface DevOptions extends ForeignBackend, SimulationOptions {
   kubeconfig?: string | undefined;
@@ -75,6 +77,8 @@ export function devCommand(): Command {
     const { fatal } = outliveFaults(logger, { ownFolder: PROGRAM_FOLDER });
     process.exitCode = await dev(options, logger, AbortSignal.any([signalToStop(), fatal]));
     fatal.throwIfAborted();
+    // An engine's or a provider module's timers and connections may be left.
+    process.exit();
   });
 }
 
@@ -185,10 +189,9 @@ async function startMachines(
   return await own.chosenMachines({ engine: chosen, said }, ofHost);
 }
 
-function whatStays({ shared, nodes }: DevMachines): string {
-  const stays = (nodes?.count ?? 1) === 1 ? `the node ${NODE} stays` : `the nodes ${NODE}-N stay`;
-  const cure =
-    (nodes?.count ?? 1) === 1 ? `kubectl delete node ${NODE} removes it` : "kubectl delete node removes them";
+function whatStays({ shared, nodeCount = 1 }: DevMachines): string {
+  const stays = nodeCount === 1 ? `the node ${NODE} stays` : `the nodes ${NODE}-N stay`;
+  const cure = nodeCount === 1 ? `kubectl delete node ${NODE} removes it` : "kubectl delete node removes them";
   return `${shared ? "Machines have ended" : "Machines run on"}, and ${stays}: ${cure}.`;
 }
 
@@ -254,9 +257,8 @@ function agentConfig(
   surroundings: { kubeconfig: string; machines: DevMachines; clusterId: string | undefined },
 ): string {
   const { kubeconfig, clusterId } = surroundings;
-  const { provider, nodes } = surroundings.machines;
-  const { count, capacity } = nodes ?? { count: 1, capacity: undefined };
-  const names = count === 1 ? [NODE] : Array.from({ length: count }, (_, index) => `${NODE}-${index}`);
+  const { provider, nodeCount = 1, capacity, nameservers } = surroundings.machines;
+  const names = nodeCount === 1 ? [NODE] : Array.from({ length: nodeCount }, (_, index) => `${NODE}-${index}`);
   const joined = options.kubeconfig !== undefined;
   return JSON.stringify({
     apiVersion: "vmlet.dev/v1",
@@ -278,6 +280,8 @@ function agentConfig(
       ...(options.nodeAddress !== undefined
         ? { addresses: [options.nodeAddress] }
         : !joined && { addresses: ["127.0.0.1"] }),
+      // There is no DNS of a cluster, and that would be a warning at each pod that wants it.
+      ...(!joined && nameservers !== undefined && { dns: { clusterDns: nameservers.slice(0, MAX_NAMESERVERS) } }),
       // Alone in its cluster, the node takes every pod; beside others it takes those that ask for it.
       ...(!joined && { taints: [] }),
     })),
