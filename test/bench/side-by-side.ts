@@ -146,7 +146,7 @@ async function plain(): Promise<Times> {
 }
 
 console.log(`${rounds} rounds of ${atOnce} at once; milliseconds, median / least`);
-for (const step of STEPS) {
+for (const step of rounds === 0 ? [] : STEPS) {
   const [oci, cri, alone] = [all.oci[step], all.cri[step], all["containerd alone"][step]];
   const shown = Object.entries(all).map(
     ([name, times]) => `${name} ${middle(times[step]).toFixed(0)} / ${Math.min(...times[step]).toFixed(0)}`,
