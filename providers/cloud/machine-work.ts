@@ -175,7 +175,7 @@ export class MachineWork {
    */
   async create(id: string, spec: MachineSpec, options: CallOptions): Promise<Sight> {
     const record = (await this.#options.cloud.record(id, options)) ?? (await this.#write(id, spec, options));
-    if (record.phase === "burying" || record.phase === "buried")
+    if (record.phase === "burying" || record.phase === "buried" || record.isDoomed === true)
       throw new ProviderError("gone", `machine ${id} was deleted`);
     if (record.identity !== specIdentity(spec))
       throw new ProviderError("conflict", `machine ${id} exists with another specification`);
@@ -399,6 +399,10 @@ export class MachineWork {
     }
     if (force || machine === undefined || isOver(machine))
       return await this.#bury(record, machine?.containers ?? guests.lastOf(id), options);
+    if (record.isDoomed !== true) {
+      await cloud.advance(record, { isDoomed: true }, options);
+      return "again";
+    }
     await guests.of(vm).deletePod(id, { ...options, force: false });
     return "stopping";
   }

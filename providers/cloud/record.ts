@@ -29,6 +29,8 @@ export interface MachineRecord {
   readonly attempt: number;
   /** How many of them never came up. */
   readonly misses: number;
+  /** Its guest has been told to delete it when its grace is over: nobody makes it any more. */
+  readonly isDoomed?: boolean | undefined;
   /** How it ended, from `ending` on. */
   readonly end?: MachineEnd | undefined;
   readonly buriedAt?: string | undefined;
@@ -52,7 +54,7 @@ const MOST_CONTAINER_BYTES = 8 * 1024;
 
 /** @throws TypeError when it is no record of ours */
 export function recordOf({ name, words, version }: Entry): MachineRecord {
-  const { phase, labels, created, attempt, misses, end, identity, vm, type, zone, buried } = words;
+  const { phase, labels, created, attempt, misses, doomed, end, identity, vm, type, zone, buried } = words;
   if (!isPhase(phase) || labels === undefined || created === undefined)
     throw new TypeError(`the entry ${name} is not a machine's`);
   return {
@@ -66,6 +68,7 @@ export function recordOf({ name, words, version }: Entry): MachineRecord {
     zone,
     attempt: Number(attempt ?? 0),
     misses: Number(misses ?? 0),
+    isDoomed: doomed !== undefined,
     end: end === undefined ? undefined : (JSON.parse(end) as MachineEnd),
     buriedAt: buried,
     version,
@@ -87,6 +90,7 @@ export function wordsOf(record: Omit<MachineRecord, "version" | "id">, scope: st
     vm: record.vm,
     type: record.type,
     zone: record.zone,
+    doomed: record.isDoomed === true ? "yes" : undefined,
     end: record.end && JSON.stringify(trimmed(record.end)),
     buried: record.buriedAt,
   };

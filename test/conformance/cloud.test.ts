@@ -19,34 +19,47 @@ test.each([
 ])("VMs %s pass every check", async (_name, options) => {
   const guests = new Map<string, MemoryProvider>();
   const cloud = new SimulatedCloud(options);
-  const provider = new CloudProvider({
-    cloud,
-    scope: "conformance",
-    types: [SMALL, LARGE],
-    capabilities: CAPABILITIES,
-    openGuest: ({ labels }) => {
-      const birth = labels["vmlet-birth"]!;
-      const guest = guests.get(birth) ?? new MemoryProvider({ capabilities: CAPABILITIES });
-      guests.set(birth, guest);
-      // The guest lives on when the agent lets go of it.
-      return new Proxy(guest, {
-        get: (target, key) => {
-          if (key === "close") return () => Promise.resolve();
-          const value: unknown = Reflect.get(target, key, target);
-          return typeof value === "function" ? (value.bind(target) as unknown) : value;
-        },
-      });
-    },
-    makeEveryMs: 10,
-    lookEveryMs: 10,
-  });
+  const agent = (): CloudProvider =>
+    new CloudProvider({
+      cloud,
+      scope: "conformance",
+      types: [SMALL, LARGE],
+      capabilities: CAPABILITIES,
+      openGuest: ({ labels }) => {
+        const birth = labels["vmlet-birth"]!;
+        const guest = guests.get(birth) ?? new MemoryProvider({ capabilities: CAPABILITIES });
+        guests.set(birth, guest);
+        // The guest lives on when the agent lets go of it.
+        return new Proxy(guest, {
+          get: (target, key) => {
+            if (key === "close") return () => Promise.resolve();
+            const value: unknown = Reflect.get(target, key, target);
+            return typeof value === "function" ? (value.bind(target) as unknown) : value;
+          },
+        });
+      },
+      makeEveryMs: 10,
+      lookEveryMs: 10,
+    });
   cloud.after = (call, name) => {
     // What goes slowly is gone at the next look.
     const vm = cloud.state.vms.get(name);
     if (call === "getVm" && vm?.state === "deleting") cloud.state.lose(name);
   };
-  const report = await runConformance(provider, { echo: ECHO, concurrency: 20, patienceMs: 8000 });
-  await provider.close();
+  let current = agent();
+  const provider = new Proxy(current, {
+    get: (_first, key) => {
+      const value: unknown = Reflect.get(current, key, current);
+      return typeof value === "function" ? (value.bind(current) as unknown) : value;
+    },
+  });
+  // All that is known stands in the cloud: another process is the same provider.
+  const restart = async () => {
+    await current.close();
+    current = agent();
+  };
+  const report = await runConformance(provider, { echo: ECHO, concurrency: 20, patienceMs: 8000, restart });
+  await current.close();
   const failed = report.results.filter(({ outcome }) => outcome === "failed");
   expect(failed.map(({ name, message }) => `${name}: ${message}`)).toEqual([]);
   const inProcess = new Set(CHECKS.filter(({ needsHttp }) => !needsHttp).map(({ name }) => name));

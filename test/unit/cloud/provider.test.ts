@@ -258,6 +258,18 @@ describe("a deleted machine", () => {
     await expect(setup.agent().createPod("m", spec(), { signal })).rejects.toEqual(code("gone"));
   });
 
+  test("is not made again while it still has its grace", async () => {
+    const setup = new Setup();
+    const agent = setup.agent();
+    const stubborn = spec({ containers: [script("trap '' TERM; sleep 3600")], termination_grace_s: 60 });
+    await agent.createPod("m", stubborn, { signal });
+    await agent.deletePod("m", { signal, force: false });
+    expect(setup.vmNames).toHaveLength(1);
+    await expect(setup.agent().createPod("m", stubborn, { signal })).rejects.toEqual(code("gone"));
+    await setup.pass(70_000);
+    expect(await agent.getPod("m", { signal })).toMatchObject({ state: "deleted" });
+  });
+
   test("that never was leaves one too", async () => {
     const setup = new Setup();
     await setup.agent().deletePod("m", { signal, force: false });
