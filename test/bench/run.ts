@@ -1,12 +1,13 @@
 /**
  * `npm run bench -- [--pods N] [--rate N] [--target memory|http|process]... [--vs kwok|virtual-kubelet]...
- * [--against DIR] [--limit] [--curve] [--markdown]`
+ * [--against DIR] [--limit] [--curve] [--scale] [--markdown]`
  *
  * Prints what agents cost and how fast they are, all measured in the same run on the same control plane. Nothing is
  * asserted: the figures depend on the machine. With `--vs`, the peers come first and the ratios to them are printed;
  * with `--against`, each target of another checkout, built with `npm run build` there, is measured right before its own.
  * `--limit` measures first what the API server itself bears, and prints each agent's share of it. `--curve` measures
  * each target with 100, 1,000 and 10,000 pods (or `--at 100 --at 500`): what grows faster than the pods shows there.
+ * `--scale` measures instead what a node of 10,000 pods (or `--pods N`) goes through: see `scale.ts`.
  * `--markdown` ends with the table that README.md holds.
  */
 import { statSync } from "node:fs";
@@ -31,6 +32,7 @@ import {
   type Usage,
 } from "./measure.ts";
 import { apiServerLimit, type Limit } from "./limit.ts";
+import { scale } from "./scale.ts";
 import { kwok, virtualKubelet, vmlet, type Target } from "./targets.ts";
 
 const peers: Record<string, () => Target> = { kwok, "virtual-kubelet": virtualKubelet };
@@ -64,7 +66,7 @@ interface Figures {
 
 const { values } = parseArgs({
   options: {
-    pods: { type: "string", default: "1000" },
+    pods: { type: "string" },
     rate: { type: "string", default: "20" },
     steady: { type: "string", default: "300" },
     target: { type: "string", multiple: true, default: ["memory", "http"] },
@@ -72,6 +74,7 @@ const { values } = parseArgs({
     against: { type: "string" },
     limit: { type: "boolean", default: false },
     curve: { type: "boolean", default: false },
+    scale: { type: "boolean", default: false },
     at: { type: "string", multiple: true, default: ["100", "1000", "10000"] },
     markdown: { type: "boolean", default: false },
     json: { type: "boolean", default: false },
@@ -118,13 +121,14 @@ const cluster = await startCluster({
 });
 const results: Figures[] = [];
 try {
+  if (values.scale) await scale(cluster, size.pods);
   const limit = values.limit ? await apiServerLimit(cluster, size.pods) : undefined;
   if (limit !== undefined)
     console.log(
       `\nThe API server bears ${limit.perSecond.toFixed(0)} statuses/s, of ${limit.cpuMs.toFixed(2)} ms CPU of the client each`,
     );
   const podCounts = values.curve ? values.at.map(Number) : [size.pods];
-  for (const target of targets) {
+  for (const target of values.scale ? [] : targets) {
     await target.prepare(cluster);
     try {
       for (const pods of podCounts) {
@@ -138,7 +142,7 @@ try {
   }
   if (values.curve) for (const line of curve(results)) console.log(line);
   if (values.markdown) for (const line of markdown(results, limit)) console.log(line);
-  if (!values.curve) {
+  if (!values.curve && !values.scale) {
     const [others, ours] = [results.slice(0, compared.length), results.slice(compared.length)];
     for (const each of ours) for (const peer of others) compare(each, peer);
     if (against !== undefined) for (let i = 0; i < ours.length; i += 2) compare(ours[i + 1]!, ours[i]!);
@@ -321,7 +325,7 @@ function ms(value: number): string {
 }
 
 function positive(name: "pods" | "rate" | "steady"): number {
-  const value = Number(values[name]);
+  const value = Number(values[name] ?? (values.scale ? 10_000 : 1_000));
   if (!(value > 0)) fail(`--${name} must be a number above 0, not ${values[name]}`);
   return value;
 }

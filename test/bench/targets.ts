@@ -192,7 +192,7 @@ export function vmlet(variant: "memory" | "http" | "process", checkout?: string)
 }
 
 /** How the agent's image starts Node: what users run is that. */
-async function imageCommand(checkout: string): Promise<{ nodeFlags: string[]; env: NodeJS.ProcessEnv }> {
+export async function imageCommand(checkout: string): Promise<{ nodeFlags: string[]; env: NodeJS.ProcessEnv }> {
   const dockerfile = await readFile(join(checkout, "Dockerfile"), "utf8");
   const agent = dockerfile.slice(dockerfile.search(/^FROM .* AS agent$/m));
   const command = JSON.parse(/^ENTRYPOINT (\[.*\])$/m.exec(agent)![1]!) as string[];
