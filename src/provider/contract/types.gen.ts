@@ -89,7 +89,7 @@ export interface paths {
     post?: never;
     /**
      * Remove a machine and leave a tombstone
-     * @description Idempotent, and 204 for an id that never existed as well: the tombstone is what the client is after. Without `force` a machine that runs is stopped first with its own grace period; with it, whatever runs is killed. The tombstone keeps the last container statuses, because exit codes are asked for after the fact.
+     * @description Idempotent, and 204 for an id that never existed as well: the tombstone is what the client is after. Without `force` a machine that runs is stopped first with its own grace period; with it, whatever runs is killed. It returns at once: meanwhile the machine is `stopping` or `deleting`, and a `PUT` of its id is `gone` already. The tombstone keeps the last container statuses, because exit codes are asked for after the fact.
      */
     delete: operations["deleteMachine"];
     options?: never;
@@ -117,7 +117,7 @@ export interface paths {
     put?: never;
     /**
      * Stop a machine with grace
-     * @description Returns at once; the machine goes to `stopping` and, when nothing of it runs any more, to `stopped`: containers get their stop signal, and SIGKILL when the grace is over. Never earlier is it `stopped`, because the pod's name is free for a new one from then on. Repeating it is safe; a shorter grace than that of a stop under way shortens it, a longer one changes nothing. A machine that is over stays as it is.
+     * @description Returns at once; the machine goes to `stopping` and, when nothing of it runs any more, to `stopped`: containers get their stop signal, and SIGKILL when the grace is over. Never earlier is it `stopped`, because the pod's name is free for a new one from then on. Repeating it is safe; a shorter grace than that of a stop under way shortens it, a longer one changes nothing. A machine that is over stays as it is, and so does a tombstone: both are returned.
      */
     post: operations["stopMachine"];
     delete?: never;
@@ -151,7 +151,7 @@ export interface paths {
      *     looking for newlines. A runtime cuts lines at 16 KiB; a client refuses records above 1 MiB.
      *
      *     With `follow` the reply ends when this instance of the container has ended and its output was sent, without it where the log
-     *     ended when it was asked for: `tail` of a log that grows gives no line too many. A reply that breaks off
+     *     ended when it was asked for; the next instance has a log of its own. `tail` of a log that grows gives no line too many. A reply that breaks off
      *     (no last chunk) is an error; one that ends is complete.
      */
     get: operations["getLogs"];
@@ -186,7 +186,9 @@ export interface paths {
      *     "reason":"NonZeroExitCode","details":{"causes":[{"reason":"ExitCode","message":"137"}]}}`. Then the backend closes.
      *     A connection that closes without a status is an error with an unknown outcome. Closing by the client kills the command.
      *
-     *     What cannot start is refused before the upgrade with an `ErrorReply`. Neither side buffers more than it must: it reads
+     *     What cannot start is refused before the upgrade with an `ErrorReply`: `conflict` when the container does not run, `not_found` when
+     *     there is no such machine or container. A command that is not there is `invalid`, or ends with 126 or 127. The command has the
+     *     container's environment, and starts in its `working_dir`. A backend that has `exec` has it with `tty` as well. Neither side buffers more than it must: it reads
      *     on when what it read was taken.
      */
     get: operations["exec"];
@@ -932,7 +934,7 @@ export interface components {
       volumes?: components["schemas"]["Volume"][];
       /** @description Applied inside the machine. A machine that is `stopped` is over and never starts again. */
       restart_policy: components["schemas"]["RestartPolicy"];
-      /** @description Seconds between the stop signal and SIGKILL when a stop names none. */
+      /** @description Seconds between the stop signal and SIGKILL when a stop names none. Absent, 30. */
       termination_grace_s?: components["schemas"]["Count"];
       /** @description Sum over the containers plus overhead; sizes the machine. */
       resources?: components["schemas"]["ContainerResources"];
@@ -1000,7 +1002,7 @@ export interface components {
       };
       /** @description Restart back-off, when it is not the usual 10 s doubling to 300 s. */
       backoff?: {
-        /** @description Milliseconds before the second restart; it doubles each time. */
+        /** @description Milliseconds before the second restart (the first is immediate); it doubles each time, and begins anew after an instance that ran for more than twice `max_ms`. */
         initial_ms: components["schemas"]["Count"];
         /** @description The longest wait in milliseconds. */
         max_ms: components["schemas"]["Count"];
@@ -1066,6 +1068,7 @@ export interface components {
       | "deleting"
       | "deleted";
     ContainerTermination: {
+      /** @description As a shell tells it: 128 and the signal for what a signal ended; 126, 127 or 128 for what could not be started. */
       exit_code: components["schemas"]["ExitCode"];
       signal?: components["schemas"]["ExitCode"];
       /** @description Kubelet's words: `Completed`, `Error`, `OOMKilled`, `StartError`. */
@@ -1313,9 +1316,13 @@ export interface components {
     Label: string[];
     /** @description Seconds; at most 60. */
     Timeout: number;
+    /** @description Absent: false, and the input is empty. */
     Stdin: boolean;
+    /** @description Absent: false. */
     Stdout: boolean;
+    /** @description Absent: false. */
     Stderr: boolean;
+    /** @description Absent: false. */
     Tty: boolean;
   };
   requestBodies: never;
@@ -1535,7 +1542,7 @@ export interface operations {
         /** @description Only lines of this time or later. */
         since?: components["schemas"]["Time"];
         stream?: "stdout" | "stderr";
-        /** @description Content bytes after which the reply ends, in the middle of a line if need be. */
+        /** @description Bytes of content, newlines included, after which the reply ends, in the middle of a line if need be. */
         limit_bytes?: number;
       };
       header?: {
@@ -1568,9 +1575,13 @@ export interface operations {
       query: {
         /** @description Repeated, one per argument. */
         command: string[];
+        /** @description Absent: false, and the input is empty. */
         stdin?: components["parameters"]["Stdin"];
+        /** @description Absent: false. */
         stdout?: components["parameters"]["Stdout"];
+        /** @description Absent: false. */
         stderr?: components["parameters"]["Stderr"];
+        /** @description Absent: false. */
         tty?: components["parameters"]["Tty"];
       };
       header?: {
@@ -1598,9 +1609,13 @@ export interface operations {
   attach: {
     parameters: {
       query?: {
+        /** @description Absent: false, and the input is empty. */
         stdin?: components["parameters"]["Stdin"];
+        /** @description Absent: false. */
         stdout?: components["parameters"]["Stdout"];
+        /** @description Absent: false. */
         stderr?: components["parameters"]["Stderr"];
+        /** @description Absent: false. */
         tty?: components["parameters"]["Tty"];
       };
       header?: {
@@ -1711,4 +1726,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: dae20155248452d2903faa52bc48e5032aff0ed7be79a3c7a83892a74ac4d7fb
+// sha256 of openapi.yaml: 3cc5d8a913ad2c88b5cb938a596b91146201a57068f538b26a41564001122ad3
