@@ -17,8 +17,8 @@ export interface KubeRequest {
   /** Default `application/json`; a PATCH must say which kind it is (see `patch.ts`). */
   contentType?: string;
   /**
-   * Of the object in the reply, or of each in its list, only its metadata is wanted. A server that can leaves out the
-   * rest: its `kind` is `PartialObjectMetadata` then. It may send the whole object all the same.
+   * Of the object in the reply only its metadata is wanted. A server that can leaves out the rest: its `kind` is
+   * `PartialObjectMetadata` then. It may send the whole object all the same.
    */
   metadataOnly?: boolean;
   signal: AbortSignal;

@@ -390,7 +390,7 @@ export class KubeTransport implements Kube {
         method: request.method,
         headers: {
           ...headers,
-          ...(request.metadataOnly && { accept: request.list === undefined ? METADATA_ONLY : METADATA_ONLY_LIST }),
+          ...(request.metadataOnly && { accept: METADATA_ONLY }),
           ...(request.body !== undefined && { "content-type": request.contentType ?? "application/json" }),
         },
         body: request.body === undefined ? null : JSON.stringify(request.body),
@@ -447,7 +447,6 @@ interface Constants {
 
 /** Servers that do not know it, as proxies and toys may not, take the second and send the whole object. */
 const METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
-const METADATA_ONLY_LIST = METADATA_ONLY.replace("Metadata;", "MetadataList;");
 
 function isSuccess(status: number): boolean {
   return status >= 200 && status <= 299;

@@ -42,8 +42,6 @@ export interface PodControllerOptions {
   acceptsAddress?: ((ip: string) => boolean) | undefined;
   /** Pods worked on at once. */
   concurrency: number;
-  /** How many pods have to wait for their machines to be confirmed by one list. */
-  crowdFrom?: number | undefined;
   sweep: { enabled: boolean; maxPerMinute: number };
   /** Annotate pods of ReplicaSets so that scale-in removes them first. */
   markCheapToDelete?: boolean | undefined;
@@ -161,8 +159,6 @@ export class PodController {
       renderer: options.renderer,
       machineId: this.#machineId,
       ownerLabels: owner,
-      crowd: () => ({ pods: this.store.size, waiting: this.queue.depth }),
-      crowdFrom: options.crowdFrom,
       nodeName,
       hostIPs: options.hostIPs,
       event: (pod, event) => this.event(pod, event),

@@ -1,7 +1,7 @@
 /**
- * The step from a pod to its machine: the API server's word that the pod is as it is known here, rendering, the PUT,
- * and what becomes of it when it must wait or is refused. Called by the reconciler when the planner asks for it; the
- * memory of a pod is the reconciler's.
+ * The step from a pod to its machine: a read of the pod that no cache may answer, rendering, the PUT, and what becomes
+ * of it when it must wait or is refused. Called by the reconciler when the planner asks for it; the memory of a pod is
+ * the reconciler's.
  */
 import { controllerOf, isDeleting, isTerminal, uidOf } from "../kube/pod.ts";
 import type { Pod } from "../kube/wire.ts";
@@ -64,8 +64,7 @@ export class MachineCreation {
     const waitMs = this.#delay(this.#losses, uid, pod);
     if (waitMs > 0) return this.#pause(uid, pod, LOST_TOO_OFTEN, waitMs);
     const cachedBefore = this.#context.copies.cachedVersion(uid);
-    const isConfirmed = await this.#context.confirmations?.confirms(pod, signal);
-    const fresh = isConfirmed ? pod : await this.#context.api.read(pod, signal);
+    const fresh = await this.#context.api.read(pod, signal);
     if (fresh === undefined || fresh.metadata!.uid !== uid) return { kind: "after", ms: 1_000 };
     this.#context.copies.learn(uid, fresh, cachedBefore);
     if (!mayStillBeMade(fresh, pod)) return undefined;

@@ -8,7 +8,6 @@ import type { Machine } from "../provider/machine.ts";
 import type { Provider } from "../provider/provider.ts";
 import type { Logger } from "../telemetry/logger.ts";
 import type { Clock } from "../util/clock.ts";
-import type { Crowd } from "./confirmations.ts";
 import type { PodHooks } from "./hooks.ts";
 import type { LossBrake } from "./loss-brake.ts";
 import type { MachineCache } from "./machines.ts";
@@ -52,10 +51,6 @@ export interface ReconcilerOptions {
   machines: MachineCache;
   renderer: Renderer;
   machineId: (podUid: string) => string;
-  /** Where it is known, many pods that wait for machines are confirmed by one list. Default: each is read. */
-  crowd?: (() => Crowd) | undefined;
-  /** How many have to wait for that. */
-  crowdFrom?: number | undefined;
   /** Labels that mark a machine as this cluster's and this node's. */
   ownerLabels: Readonly<Record<string, string>>;
   nodeName: string;

@@ -15,7 +15,6 @@ import type { PodEvent } from "../podspec/types.ts";
 import { onAbort } from "../util/abort.ts";
 import { toError } from "../util/errors.ts";
 import { MachineCreation } from "./creation.ts";
-import { PodConfirmations } from "./confirmations.ts";
 import { DEADLINE, LOST, PREEMPTED } from "./verdicts.ts";
 import { plan } from "./planner.ts";
 import type { Action, Desired, Observed } from "./decision.ts";
@@ -52,8 +51,6 @@ export class PodReconciler {
     const context: StepContext = {
       ...options,
       api: new PodApi(options),
-      confirmations:
-        options.crowd && new PodConfirmations({ ...options, crowd: options.crowd, from: options.crowdFrom }),
       records: this.#records,
       copies: this.#copies,
       look: (uid, signal) => this.#look(uid, signal),

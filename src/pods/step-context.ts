@@ -4,15 +4,12 @@
 import type { Pod } from "../kube/wire.ts";
 import type { PodApi } from "./pod-api.ts";
 import type { Observed } from "./decision.ts";
-import type { PodConfirmations } from "./confirmations.ts";
 import type { PodCopies } from "./pod-copies.ts";
 import type { PodRecords } from "./pod-record.ts";
 import type { ReconcilerOptions } from "./reconciler-options.ts";
 
 export interface StepContext extends ReconcilerOptions {
   readonly api: PodApi;
-  /** Absent: every pod is read. */
-  readonly confirmations: PodConfirmations | undefined;
   readonly records: PodRecords;
   readonly copies: PodCopies;
   /** Asks the backend about the pod's machine. @throws ProviderError when it cannot say */

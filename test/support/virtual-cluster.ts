@@ -71,7 +71,8 @@ export class VirtualCluster {
         return carry<T>(request, () => {
           if (this.#isDown) throw unreachable();
           const reply = this.#answer(request) as Json;
-          return (request.metadataOnly ? partial(reply) : reply) as T;
+          const { metadata } = reply ?? {};
+          return (request.metadataOnly ? { kind: "PartialObjectMetadata", metadata } : reply) as T;
         });
       },
       watch: <T>(request: WatchRequest) => this.#watch<T>(request, deliver),
@@ -165,9 +166,4 @@ function parse(path: string) {
   const kind = findKind(group, version, resource);
   if (kind === undefined) throw new Error(`devcluster does not serve ${path}`);
   return { kind, namespace, name, subresource };
-}
-
-function partial({ metadata, items }: Json): Json {
-  if (items === undefined) return { kind: "PartialObjectMetadata", metadata };
-  return { kind: "PartialObjectMetadataList", metadata, items: (items as Json[]).map(partial) };
 }

@@ -71,7 +71,6 @@ export class Agent {
       nodeName: NODE,
       clusterId: CLUSTER,
       hostIPs: () => ["10.1.1.1"],
-      crowdFrom: world.scenario.crowds ? 1 : Infinity,
       concurrency: 1 + Math.floor(world.random() * 3),
       sweep: { enabled: true, maxPerMinute: mutant?.reapsPerMinute ?? 1 },
       guard: () => {
@@ -132,12 +131,12 @@ export class Agent {
     const { world, mutant, network } = this;
     return {
       request: async <T>(request: KubeRequest): Promise<T> => {
-        if (request.path === "/api/v1/pods" && request.metadataOnly !== true) return this.#listPods() as Promise<T>;
+        if (request.path === "/api/v1/pods") return this.#listPods() as Promise<T>;
         if (request.path.includes("/configmaps")) return this.#readConfig(request) as Promise<T>;
         const uid = uidOfRequest(request) ?? this.#uidByPath(request.path);
         const sender = this.knows(uid);
         const cached = (path: string) => this.#cached(path);
-        const mutated = mutant?.kube?.(request, cached, () => this.controller.store.list()) ?? request;
+        const mutated = mutant?.kube?.(request, cached) ?? request;
         if ("reply" in mutated) return mutated.reply as T;
         const changes = request.method !== "GET";
         if (changes) judgeLead(this, network);

@@ -46,14 +46,6 @@ export const HELD_BY_UNITS: readonly HeldMutant[] = [
     },
   },
   {
-    name: "a list that once confirmed a pod confirms it for ever",
-    rule: 3,
-    file: "src/pods/confirmations.ts",
-    find: "this.#options.clock.monotonic() - this.#newest.askedAt < CONFIRMS_MS",
-    replace: "true",
-    caughtBy: { file: "pods/confirmations.test.ts", test: "confirms for no more than a second after it was asked for" },
-  },
-  {
     name: "a grace period that was shortened is not told to the backend",
     rule: 5,
     file: PLANNER,

@@ -27,12 +27,8 @@ export interface Mutant {
   machineId?: (uid: string, pod: Pick<PodHistory, "namespace" | "name">) => string;
   plan?: (real: Plan) => Plan;
   renderer?: (real: Renderer) => Renderer;
-  /** Rewrites an agent's request to the API server; `cached` is what its lagging cache holds under that path, or at all. */
-  kube?: (
-    request: KubeRequest,
-    cached: (path: string) => Pod | undefined,
-    all: () => readonly Pod[],
-  ) => KubeRequest | { reply: unknown };
+  /** Rewrites an agent's request to the API server; `cached` is what its lagging cache holds under that path. */
+  kube?: (request: KubeRequest, cached: (path: string) => Pod | undefined) => KubeRequest | { reply: unknown };
   /** What the agent makes of an error of the API server. */
   kubeError?: (error: KubeApiError, request: KubeRequest) => KubeApiError;
   /** What it makes of an error of the backend. */

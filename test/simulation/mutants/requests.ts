@@ -84,15 +84,6 @@ export const REQUESTS: readonly Mutant[] = [
     world: { noTombstones: true },
   },
   {
-    name: "the list that confirms many pods is answered by a cache",
-    rule: 3,
-    caughtAs: "S4 machine born after its pod was finalised",
-    scenario: "crowds",
-    kube: (request, _cached, all) =>
-      request.path === "/api/v1/pods" && request.metadataOnly ? { reply: { items: all() } } : request,
-    world: { noTombstones: true },
-  },
-  {
     name: "status is written without UID and resourceVersion",
     rule: 4,
     caughtAs: "S6",

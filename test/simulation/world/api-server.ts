@@ -8,7 +8,7 @@ import type { Sender } from "../invariants/sender.ts";
 import { pick } from "../seeded.ts";
 import { CONFIG_NAME } from "./config-maps.ts";
 import { REFUSALS, type Refusal } from "./history.ts";
-import { NODE, OTHER_NODE } from "./names.ts";
+import { OTHER_NODE } from "./names.ts";
 import type { World } from "./world.ts";
 
 /** Pods are changed here as the JSON that they are. */
@@ -196,10 +196,6 @@ export class ApiServer {
 
   /** What a pod reconciler asks of one pod, or of the pods of one name. */
   request(request: AgentsRequest, sender: Sender): Json {
-    if (request.path === "/api/v1/pods") {
-      const items = [...this.pods.values()].filter((pod) => pod.spec.nodeName === NODE);
-      return { items: items.map(({ metadata }) => ({ metadata })) };
-    }
     const reply = this.#answer(request, sender);
     // Some servers leave the rest out, others never do.
     const isPartial = request.metadataOnly && Number(reply.metadata.resourceVersion) % 3 > 0;
