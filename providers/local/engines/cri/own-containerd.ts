@@ -135,7 +135,8 @@ export class OwnContainerd {
   async #spawn(signal: AbortSignal): Promise<void> {
     const { dir } = this.#options;
     const log = openSync(join(dir, "containerd.log"), "w", 0o600);
-    const path = [dirname(findTool(SHIM) ?? ""), process.env["PATH"] ?? ""].join(":");
+    // Where the shim is, which may not be on it; last, for what lies there beside it is not to be taken before others.
+    const path = [process.env["PATH"], dirname(findTool(SHIM) ?? "/usr/bin")].filter(Boolean).join(":");
     const child = spawn(findTool(PROGRAM)!, ["--config", join(dir, "config.toml")], {
       detached: true,
       cwd: "/",
