@@ -1,7 +1,8 @@
 /**
  * Starts and stops the reference backend: this host's machines, by the configured engine, served by the Machine API.
  */
-import { mkdirSync, readFileSync, realpathSync, statSync } from "node:fs";
+import { readFileSync, realpathSync, statSync } from "node:fs";
+import { resolve } from "node:path";
 import { networkInterfaces, totalmem } from "node:os";
 import { createSecureContext, type SecureContextOptions } from "node:tls";
 import {
@@ -26,6 +27,7 @@ import {
 } from "./config.ts";
 import type { Engine, HostProblem } from "./engine.ts";
 import { createEngine } from "./engines/index.ts";
+import { makeFolder } from "./host/files.ts";
 import { keepUntilLast } from "./host/oom-score.ts";
 import { memoryFolder, memoryFolderSize, memoryPlace } from "./host/memory-folder.ts";
 import { checkHost, LocalProvider } from "./provider.ts";
@@ -65,7 +67,7 @@ export async function startBackend(config: BackendConfig, options: BackendOption
   const { clock, logger, version } = options;
   // Containers of any user must reach the files made for them; secrets get their mode where they are written.
   process.umask(0o022);
-  mkdirSync(config.stateDir, { recursive: true, mode: 0o700 });
+  makeFolder(resolve(config.stateDir), 0o700);
   // As the kernel spells it in its list of mounts.
   const stateDir = realpathSync(config.stateDir);
   const hostAddress = addressFor(config.listen);

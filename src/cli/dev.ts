@@ -5,8 +5,9 @@
  */
 import { Command, Option } from "commander";
 import { closeSync } from "node:fs";
-import { mkdir, rm, writeFile } from "node:fs/promises";
+import { rm, writeFile } from "node:fs/promises";
 import { join, resolve } from "node:path";
+import { makeFolder } from "../../providers/local/host/files.ts";
 import { Agent } from "../agent/agent.ts";
 import { ConfigError, configuredBy, parseConfig } from "../config/load.ts";
 import { startDevCluster, type DevCluster } from "../devcluster/index.ts";
@@ -84,7 +85,7 @@ export function devCommand(): Command {
 
 async function dev(options: DevOptions, logger: Logger, stop: AbortSignal): Promise<number> {
   const stateDir = resolve(options.stateDir);
-  await configuredBy("--state-dir", () => mkdir(stateDir, { recursive: true }));
+  await configuredBy("--state-dir", async () => makeFolder(stateDir));
   refuseIdleFlags(options);
   const isForeign = options.backend !== undefined || options.module !== undefined;
   // A backend of our own has a lock itself. Of another's, a second run would remove the machines of the first.

@@ -1,6 +1,6 @@
 /** Files that are written whole or not at all, and read when they are there. */
 import { randomBytes } from "node:crypto";
-import { closeSync, fsyncSync, openSync, renameSync, rmSync, writeFileSync } from "node:fs";
+import { closeSync, existsSync, fsyncSync, mkdirSync, openSync, renameSync, rmSync, writeFileSync } from "node:fs";
 import { open, readdir, readFile, rename, rm, writeFile } from "node:fs/promises";
 import { dirname, join } from "node:path";
 import { findTool, run } from "./command.ts";
@@ -109,4 +109,22 @@ export async function readdirAtomic(dir: string): Promise<string[]> {
 export function isMissing(thrown: unknown): boolean {
   const code = (thrown as NodeJS.ErrnoException | undefined)?.code;
   return code === "ENOENT" || code === "ENOTDIR";
+}
+
+/**
+ * Makes a folder and those above it. Node's own `recursive` tries for ever below /proc, where a folder cannot be made
+ * though the one above it is there.
+ *
+ * @param path absolute
+ * @throws what the system says
+ */
+export function makeFolder(path: string, mode = 0o777): void {
+  if (existsSync(path)) return;
+  if (!existsSync(dirname(path))) makeFolder(dirname(path), mode);
+  try {
+    mkdirSync(path, { mode });
+  } catch (thrown) {
+    // Somebody else has made it just now.
+    if ((thrown as NodeJS.ErrnoException).code !== "EEXIST") throw thrown;
+  }
 }

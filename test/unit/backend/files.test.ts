@@ -2,6 +2,7 @@ import { existsSync, mkdtempSync, readdirSync, readFileSync, readlinkSync, rmSyn
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { beforeEach, expect, onTestFinished, test } from "vitest";
+import { makeFolder } from "../../../providers/local/host/files.ts";
 import { writeFilesVolume } from "../../../providers/local/bundle/volume-files.ts";
 
 let dir: string;
@@ -46,4 +47,14 @@ test.each(["", "/etc/passwd", "../x", "a/../../x", "a//b", "..data", "a\0b"])("p
 test("binary content and a name that begins with one dot are kept", () => {
   writeFilesVolume(dir, [{ path: ".hidden", mode: 0o600, content_b64: Buffer.from([0, 255, 10]).toString("base64") }]);
   expect(readFileSync(join(dir, ".hidden"))).toEqual(Buffer.from([0, 255, 10]));
+});
+
+test("a folder is made with those above it, and is none of a second caller's", () => {
+  makeFolder(join(dir, "a/b/c"));
+  makeFolder(join(dir, "a/b/c"));
+  expect(statSync(join(dir, "a/b/c")).isDirectory()).toBe(true);
+});
+
+test.runIf(process.platform === "linux")("where no folder can be made, that is said and not tried for ever", () => {
+  expect(() => makeFolder("/proc/vmlet/state")).toThrow(/ENOENT.*mkdir '\/proc\/vmlet'/);
 });
