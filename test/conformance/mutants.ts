@@ -252,8 +252,8 @@ export const MUTANTS: Record<string, Mutant> = {
     provider: (sound) => ({
       async getPods(options) {
         const list = await sound.getPods(options);
-        const isVisible = ({ state, created_at }: Machine) =>
-          state !== "running" || Date.parse(created_at) < systemClock.now() - 200;
+        const isVisible = ({ state, created_at, labels }: Machine) =>
+          state !== "running" || "case" in labels || Date.parse(created_at) < systemClock.now() - 200;
         return { ...list, items: list.items.filter(isVisible) };
       },
     }),
