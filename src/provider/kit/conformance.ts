@@ -168,8 +168,9 @@ export async function runConformance(provider: Provider, options: ConformanceOpt
         : { outcome: "skipped", message: `not run: it needs what ${gate.name} has found to fail` };
     const isFailed = result.outcome === "failed";
     const keeps = isFailed && options.keep === true;
-    if (!keeps) await context.cleanUp();
+    // Before the clean-up's own requests.
     const last = exchanges.lastOf(prefix);
+    if (!keeps) await context.cleanUp();
     const finished: CheckResult = {
       name: check.name,
       ...result,

@@ -32,6 +32,11 @@ test("a failure has the request that came last and the script that ran", async (
       return Promise.reject(new ProviderError("unavailable", "no"));
     },
   });
+  const { deletePod } = provider;
+  provider.deletePod = (id, options) => {
+    exchanges.record({ method: "DELETE", path: `/v1/machines/${id}`, status: 204, durationMs: 1 });
+    return deletePod.call(provider, id, options);
+  };
   const report = await runConformance(provider, { only: ["containers/run-and-print"], exchanges });
   expect(report.results[0]).toMatchObject({ outcome: "failed", script: "echo conformance" });
   expect(report.results[0]?.request).toMatch(/^GET \/v1\/machines\/conf-[a-z0-9-]+ -> 500 \(3 ms, request r-7\)$/);

@@ -14,13 +14,13 @@ export const RESTART_CHECKS: readonly Check[] = [
     why: "The pod's containerID changes by it, and what ran before is told from what runs.",
     async run(context: CheckContext) {
       const { id } = await context.create("sleep 0.3; exit 1", { restart_policy: "always", backoff: QUICK });
-      const ids = new Set<string>();
+      const seen = new Map<number, string>();
       await context.until(id, "two instances, each with an id of its own", (machine) => {
         const main = mainOf(machine);
-        if (main.state === "running" && main.id !== undefined) ids.add(main.id);
-        if (main.restart_count >= 2 && main.state === "running")
-          context.expect(ids.size >= 2, "another id after a restart", `it is ${main.id} again`);
-        return ids.size >= 2;
+        if (main.state === "running" && main.id !== undefined) seen.set(main.restart_count, main.id);
+        const isNew = new Set(seen.values()).size === seen.size;
+        context.expect(isNew, "another id after a restart", `it is ${main.id} again`);
+        return seen.size >= 2;
       });
     },
   },
