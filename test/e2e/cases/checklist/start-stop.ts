@@ -213,8 +213,10 @@ export const startStopCases: readonly ChecklistCase[] = [
     name: "a probe's own grace period replaces the pod's when it kills",
     needs: ["probes"],
     async run({ create, pods, shell }) {
-      const main = shell("main", "trap '' TERM; while :; do sleep 0.2; done", {
-        livenessProbe: { exec: { command: ["false"] }, ...quick, terminationGracePeriodSeconds: 1 },
+      // It fails once the signal is refused, and no sooner: a slow host takes its time until the shell runs.
+      const failing = { exec: { command: ["sh", "-c", '[ ! -e "$HOME/deaf" ]'] }, ...quick };
+      const main = shell("main", "trap '' TERM; : >\"$HOME/deaf\"; while :; do sleep 0.2; done", {
+        livenessProbe: { ...failing, terminationGracePeriodSeconds: 1 },
         marks: false,
       });
       await create("graced", { terminationGracePeriodSeconds: 600, containers: [main] });
