@@ -43,7 +43,13 @@ describe.runIf(available !== undefined).each(isRoot ? (["root", "user"] as const
   (kind) => {
     /** Runs a script where it sees `paths`. */
     async function see(paths: readonly BoundPath[], script: string): Promise<string> {
-      const argv = inNamespace(kind, { root: join(dir, "root"), cwd: dir, paths, argv: ["sh", "-c", script] });
+      const argv = inNamespace(kind, {
+        root: join(dir, "root"),
+        cwd: dir,
+        pidFile: join(dir, "pid"),
+        paths,
+        argv: ["sh", "-c", script],
+      });
       const { stdout, stderr } = await promisify(execFile)(argv[0]!, argv.slice(1));
       return stdout + stderr;
     }

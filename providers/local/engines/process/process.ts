@@ -285,7 +285,9 @@ class ProcessSandbox implements Sandbox {
     const isBound = (path: string) => paths.some(({ target }) => path === target || path.startsWith(`${target}/`));
     const needed = { ...plan, cwd: isBound(cwd) ? home : cwd };
     if (!isBound(argv[0]!) && cannotRun(needed) !== undefined) return plan;
-    return { ...plan, cwd: home, argv: inNamespace(namespaces, { root: join(dir, "root"), cwd, paths, argv }) };
+    const pidFile = join(dir, "pid");
+    const inView = inNamespace(namespaces, { root: join(dir, "root"), cwd, pidFile, paths, argv });
+    return { ...plan, cwd: home, pidFile, argv: inView };
   }
 
   /** Where a stand-in writes by which port it is reached instead. */

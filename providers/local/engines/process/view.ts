@@ -43,12 +43,14 @@ export async function availableNamespaces(): Promise<Namespaces> {
  * folders are the host's. A folder of the host that lacks a place is covered by one of memory, with links to all that
  * is in it: nothing is written to the host.
  *
- *     ROOT CWD (SOURCE TARGET ro|rw)... -- COMMAND...
+ *     ROOT CWD PIDFILE (SOURCE TARGET ro|rw)... -- COMMAND...
+ *
+ * What is written to PIDFILE says that the command runs: until then a signal would end this, and not reach it.
  */
 const SCRIPT = `
 set -e
 path=$PATH; PATH=/usr/sbin:/usr/bin:/sbin:/bin
-root=$1 cwd=$2; shift 2
+root=$1 cwd=$2; exec 9>"$3"; shift 3
 ours=: covers=0
 enter_root() {
   mount -t tmpfs -o mode=755 tmpfs "$root"
@@ -115,6 +117,8 @@ done
 shift
 cd "$cwd"
 PATH=$path
+echo $$ >&9
+exec 9>&-
 exec "$@"
 `;
 
@@ -127,16 +131,20 @@ function shell(): string[] {
   return bash === undefined ? ["/bin/sh"] : [bash, "-p"];
 }
 
-/** The command that runs `argv` with these paths in their places. @param root an empty folder, for it alone */
+/**
+ * The command that runs `argv` with these paths in their places.
+ * @param options.root an empty folder, for it alone
+ * @param options.pidFile is written when `argv` begins
+ */
 export function inNamespace(
   kind: NonNullable<Namespaces>,
-  options: { root: string; cwd: string; paths: readonly BoundPath[]; argv: readonly string[] },
+  options: { root: string; cwd: string; pidFile: string; paths: readonly BoundPath[]; argv: readonly string[] },
 ): string[] {
-  const { root, cwd, paths, argv } = options;
+  const { root, cwd, pidFile, paths, argv } = options;
   mkdirSync(root, { recursive: true, mode: 0o700 });
   const places = paths.flatMap(({ source, target, writable }) => [source, target, writable ? "rw" : "ro"]);
   const unshare = findTool("unshare") ?? "unshare";
-  return [unshare, ...OPTIONS[kind], ...shell(), "-c", SCRIPT, "vmlet", root, cwd, ...places, "--", ...argv];
+  return [unshare, ...OPTIONS[kind], ...shell(), "-c", SCRIPT, "vmlet", root, cwd, pidFile, ...places, "--", ...argv];
 }
 
 /** In which folder `inNamespace` has begun its command; undefined for a command that is not its. */
