@@ -153,7 +153,7 @@ async function* segmentLines(dir: string, from: Position, end?: Position): Async
       for (let newline = data.indexOf(10); newline !== -1; newline = data.indexOf(10, start)) {
         const line = decodeLogLine(data.subarray(start, newline));
         if (line !== undefined) {
-          batch.lines.push(line);
+          batch.lines.push(line.at.length === NANOS_LENGTH ? line : { ...line, at: withNanos(line.at) });
           batch.offsets.push(offset + start);
         }
         start = newline + 1;
@@ -243,4 +243,12 @@ export async function logTail(dir: string, lines: number, bytes: number): Promis
     }
   }
   return Buffer.concat(parts).subarray(-bytes).toString();
+}
+
+const NANOS_LENGTH = "2026-01-01T00:00:00.000000000Z".length;
+
+/** containerd leaves out zeros at the end; times are compared as text, and shown with nine decimals. */
+function withNanos(time: string): string {
+  const [seconds = "", fraction = ""] = time.slice(0, -1).split(".");
+  return `${seconds}.${fraction.padEnd(9, "0")}Z`;
 }

@@ -216,3 +216,10 @@ test("follow with tail 0 shows only what comes", async () => {
   expect(first).toBe("b");
   abort.abort();
 });
+
+test("times that a runtime has written with fewer decimals have nine", async () => {
+  writeFileSync(join(dir, "log.0"), "2026-01-01T00:00:00.61623776Z stdout F a\n2026-01-01T00:00:01Z stdout F b\n");
+  const times: string[] = [];
+  for await (const lines of readLog(dir, options())) for (const { at } of lines) times.push(at);
+  expect(times).toEqual(["2026-01-01T00:00:00.616237760Z", "2026-01-01T00:00:01.000000000Z"]);
+});
