@@ -442,6 +442,8 @@ export const LIFECYCLE_CHECKS: readonly Check[] = [
         labels: { ...context.labels, case: "every" },
         containers: [context.container(FOREVER), context.container(FOREVER, { name: "second" })],
       });
+      const isRunning = ({ state }: { state: string }) => state === "running";
+      await context.until(id, "both containers to run", ({ containers }) => containers.every(isRunning));
       await context.stop(id, 0);
       const machine = await context.untilOver(id);
       context.expect(
