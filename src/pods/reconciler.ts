@@ -254,14 +254,15 @@ export class PodReconciler {
     const id = this.#options.machineId(uid);
     const { machines } = this.#options;
     const knownBefore = machines.revision;
+    // What was written of the pod while the question was under way, the answer may be older than.
+    const desired = this.#copies.desired(uid);
+    const confirmedFor = desired.kind === "pod" ? desired.pod.metadata!.resourceVersion : undefined;
     try {
       const machine = await this.#options.provider.getPod(id, { signal });
       machines.put(machine, knownBefore);
       // The cache may have something newer yet: then that is what the answer has not contradicted.
       const known = machines.observe(id);
       const confirmedVersion = known.kind === "found" ? known.machine.version : machine.version;
-      const desired = this.#copies.desired(uid);
-      const confirmedFor = desired.kind === "pod" ? desired.pod.metadata!.resourceVersion : undefined;
       this.#records.update(uid, { missedAt: [], confirmedVersion, confirmedFor });
       return { kind: "found", machine };
     } catch (thrown) {

@@ -578,3 +578,31 @@ describe("a machine of which the backend says what makes no sense", () => {
     expect(world.said("FailedKillPod")[0]).toContain("still there: in a state that cannot be told");
   });
 });
+
+describe("a status that is ahead of what is known of the machine", () => {
+  test("has the backend asked again when another agent wrote it while the question was under way", async () => {
+    const world = new World(basePod());
+    await world.settle();
+    let askedSince = 0;
+    const writtenByAnother = (restartCount: number) => {
+      const [seen] = world.pod.status!.containerStatuses!;
+      const ahead = { ...seen!, restartCount, containerID: `vmlet://app-${restartCount}` };
+      world.change({ status: { ...world.pod.status, containerStatuses: [ahead] } });
+      askedSince = 0;
+    };
+    const ask = world.provider.getPod.bind(world.provider);
+    let isFirst = true;
+    world.provider.getPod = async (id, options) => {
+      askedSince++;
+      const answer = await ask(id, options);
+      if (isFirst) writtenByAnother(2);
+      isFirst = false;
+      return answer;
+    };
+    const askedBeforeWriting: number[] = [];
+    world.onRequest = ({ method }) => void (method === "PATCH" && askedBeforeWriting.push(askedSince));
+    writtenByAnother(1);
+    await world.settle();
+    expect(askedBeforeWriting[0]).toBe(1);
+  });
+});
