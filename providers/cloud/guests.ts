@@ -1,5 +1,5 @@
-/** The guests of VMs: a Machine API for each, and what each last said of its machine. */
-import type { ContainerState, Machine, Provider } from "../../src/provider/kit/index.ts";
+/** The guests of VMs: a Machine API for each. */
+import type { Provider } from "../../src/provider/kit/index.ts";
 import type { Vm } from "./cloud.ts";
 
 /** Reaches the guest of this very VM. Cheap: nothing is dialled before a call. */
@@ -9,8 +9,6 @@ export class Guests {
   readonly #open: OpenGuest;
   /** By the VM's name; the key tells VMs of one name apart. */
   readonly #opened = new Map<string, { key: string; guest: Provider }>();
-  /** By the machine's id. */
-  readonly #last = new Map<string, Machine>();
 
   constructor(open: OpenGuest) {
     this.#open = open;
@@ -31,23 +29,6 @@ export class Guests {
     const known = this.#opened.get(vm);
     this.#opened.delete(vm);
     void known?.guest.close().catch(() => undefined);
-  }
-
-  heard(machine: Machine): void {
-    this.#last.set(machine.id, machine);
-  }
-
-  machineOf(id: string): Machine | undefined {
-    return this.#last.get(id);
-  }
-
-  lastOf(id: string): readonly ContainerState[] | undefined {
-    return this.#last.get(id)?.containers;
-  }
-
-  /** Nothing more is to be heard of it. */
-  drop(id: string): void {
-    this.#last.delete(id);
   }
 
   async close(): Promise<void> {

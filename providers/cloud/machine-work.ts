@@ -109,7 +109,8 @@ export class MachineWork {
       return await this.#makeVm(record, spec, options);
     }
     if (record.phase === "made") return await this.#lookAtMade(record, vm, spec, options);
-    if (!vm.isSeen) return this.#unseen(record, vm);
+    // What this process has last seen of it may be older than what another has told of it since.
+    if (!vm.isSeen) throw unknown(record, new Error("the host of its VM is out of sight"));
     if (vm.state === "stopped" || vm.state === "deleting") return await this.#fallen(record, vm, options);
     let machine: Machine;
     try {
@@ -122,7 +123,6 @@ export class MachineWork {
       if (spec === undefined) return "absent";
       machine = await this.#put(record, spec, vm, options);
     }
-    this.#options.guests.heard(machine);
     if (record.phase === "told") await this.#hold(record, options);
     // Somebody wanted it gone, and let it have its grace.
     if (machine.state === "deleted") return await this.#bury(record, machine.containers, options);
@@ -265,11 +265,7 @@ export class MachineWork {
   /** The VM does not run, or never came up. */
   async #fallen(record: MachineRecord, vm: Vm, options: CallOptions): Promise<Sight | "again"> {
     if (record.phase !== "made")
-      return await this.#give(
-        record,
-        failed("VmStopped", "the VM of this machine stopped", this.#at(), this.#options.guests.lastOf(record.id)),
-        options,
-      );
+      return await this.#give(record, failed("VmStopped", "the VM of this machine stopped", this.#at()), options);
     this.#bootingSince.delete(vm.name);
     if (record.misses + 1 >= MOST_VMS)
       return await this.#give(
@@ -388,7 +384,7 @@ export class MachineWork {
     const { cloud, guests } = this.#options;
     const { id } = record;
     const vm = await cloud.vm(record.vm!, options);
-    if (vm === undefined) return await this.#bury(record, guests.lastOf(id), options);
+    if (vm === undefined) return await this.#bury(record, [], options);
     let machine: Machine | undefined;
     try {
       if (!vm.isSeen) throw unknown(record);
@@ -397,8 +393,9 @@ export class MachineWork {
       if (options.signal.aborted) throw thrown;
       if (!force && !isProviderError(thrown, "not_found")) throw unknown(record, thrown);
     }
-    if (force || machine === undefined || isOver(machine))
-      return await this.#bury(record, machine?.containers ?? guests.lastOf(id), options);
+    // One of which its guest knows nothing may be on its way there: the guest's own tombstone keeps it out.
+    if (force || (machine !== undefined && isOver(machine)))
+      return await this.#bury(record, machine?.containers ?? [], options);
     if (record.isDoomed !== true) {
       await cloud.advance(record, { isDoomed: true }, options);
       return "again";
@@ -408,12 +405,6 @@ export class MachineWork {
   }
 
   // ----------------------------------------------------------------------------------------------------------- others
-
-  #unseen(record: MachineRecord, vm: Vm): Sight {
-    const last = this.#options.guests.machineOf(record.id);
-    if (last === undefined) throw unknown(record);
-    return { machine: { ...this.#views.told(record, vm, last), reachability: "unknown" }, record };
-  }
 
   #at(): string {
     return new Date(this.#options.clock.now()).toISOString();
@@ -446,12 +437,14 @@ function unknown({ id, phase }: MachineRecord, cause?: unknown): ProviderError {
   return new ProviderError("unavailable", `the guest of machine ${id} (${phase}) cannot be asked${what}`, { cause });
 }
 
-const failed = (
-  reason: string,
-  message: string,
-  at: string,
-  containers: readonly ContainerState[] = [],
-): MachineEnd => ({ state: "failed", at, reason, message, containers });
+/** Nobody saw how its containers ended; what was told of them before stands. */
+const failed = (reason: string, message: string, at: string): MachineEnd => ({
+  state: "failed",
+  at,
+  reason,
+  message,
+  containers: [],
+});
 
 /** Nothing of it runs any more, and nobody saw how it ended. */
 function ended(container: ContainerState, at: string): ContainerState {

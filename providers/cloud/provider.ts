@@ -246,7 +246,6 @@ export class CloudProvider implements Provider {
     for (const [id, { spec, told }] of this.#known) {
       if (listed.has(id) || spec !== undefined || (told !== undefined && told.state !== "deleted")) continue;
       this.#known.delete(id);
-      this.#guests.drop(id);
       this.#views.forget(id);
     }
   }

@@ -177,6 +177,10 @@ export class CloudWorld {
 
   /** What is left that nobody needs; undefined when nothing is. */
   litter(): Violation | undefined {
+    // Looked at now and then, it would be told of when everything had come to rest.
+    for (const { machine } of this.#world.backend.machines.values())
+      if (machine.state === "creating" || machine.state === "starting")
+        return new Violation("L1", "a machine is still being made");
     for (const { request } of this.state.vms.values()) {
       const record = this.record(request.labels[MACHINE_LABEL]!);
       if (record?.vm !== request.name) return new Violation("L2", "a VM that no machine has is left");

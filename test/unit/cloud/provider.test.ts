@@ -168,12 +168,13 @@ describe("what is not known is not absent", () => {
     expect(await agent.getPods({ signal, labels: LABELS })).toMatchObject({ items: [], unknown: [{ id: "m" }] });
   });
 
-  test("when the VM's host is out of sight: who has seen the machine tells its last state, and that it is unseen", async () => {
+  test("when the VM's host is out of sight, for who has seen the machine as for who has not", async () => {
     const setup = new Setup();
     const agent = setup.agent();
     await agent.createPod("m", spec(), { signal });
     for (const vm of setup.cloud.state.vms.values()) vm.isSeen = false;
-    expect(await agent.getPod("m", { signal })).toMatchObject({ state: "running", reachability: "unknown" });
+    // What this process has seen last may be older than what another has told of since.
+    await expect(agent.getPod("m", { signal })).rejects.toEqual(code("unavailable"));
     await expect(setup.agent().getPod("m", { signal })).rejects.toEqual(code("unavailable"));
   });
 
@@ -229,7 +230,7 @@ describe("a machine whose VM is lost", () => {
     expect(setup.cloud.state.ordered).toHaveLength(1);
   });
 
-  test("has failed when the VM has stopped, not before that is gone, with its containers as they were last seen", async () => {
+  test("has failed when the VM has stopped, not before that is gone, and says nothing of ends that nobody saw", async () => {
     const setup = new Setup({ deletesSlowly: true });
     const agent = setup.agent();
     await agent.createPod("m", spec(), { signal });
@@ -240,7 +241,7 @@ describe("a machine whose VM is lost", () => {
     expect(await agent.getPod("m", { signal })).toMatchObject({
       state: "failed",
       reason: "VmStopped",
-      containers: [{ state: "terminated", terminated: { exit_code: 137 } }],
+      containers: [],
     });
   });
 });
@@ -311,6 +312,25 @@ describe("a deleted machine", () => {
     await setup.pass(3000);
     expect(await slow.getPod("m", { signal })).toMatchObject({ state: "deleted" });
     for (const guest of setup.guests.values()) expect((await guest.getPods({ labels: {}, signal })).items).toEqual([]);
+  });
+
+  test("that is on its way to its guest is kept out by the guest's own tombstone", async () => {
+    const setup = new Setup();
+    const agent = setup.agent();
+    const other = setup.agent();
+    // The guest is told while another agent, to which it said that it has no such machine, deletes it.
+    let isArmed = true;
+    setup.ask = async (_vm, call) => {
+      if (call !== "createPod" || !isArmed) return;
+      isArmed = false;
+      await other.deletePod("m", { signal, force: false });
+    };
+    await expect(agent.createPod("m", spec(), { signal })).rejects.toEqual(code("unavailable"));
+    expect(await agent.getPod("m", { signal })).toMatchObject({ state: "deleted", containers: [] });
+    for (const guest of setup.guests.values())
+      expect((await guest.getPods({ labels: {}, signal, includeDeleted: true })).items).toMatchObject([
+        { state: "deleted", containers: [] },
+      ]);
   });
 
   test("stopped before its guest knew of it is over when its VM is gone", async () => {
