@@ -159,7 +159,8 @@ export class Simulation {
     else if (x < 0.83) userStep(world);
     else if (x < 0.95) {
       this.#machineStep();
-      if (r() < 0.5) world.cloud?.step();
+      // No draw where there is no cloud: seeds of other scenarios stay what they were.
+      if (world.cloud !== undefined && r() < 0.5) world.cloud.step();
     } else if (x < 0.955) this.#vanish();
     else if (x < 0.965) agent.deliverConfigs(1);
     else this.#scenarioStep(agent);
