@@ -21,6 +21,8 @@ beforeEach(() => {
   clock = new VirtualClock();
   for (const method of ["claim", "detach", "sweep"] as const)
     vi.spyOn(HostNetwork.prototype, method).mockResolvedValue(undefined);
+  // It would make a bridge, and this host keep it.
+  vi.spyOn(HostNetwork.prototype, "lookAfter").mockReturnValue(undefined);
   // As runc does when its state is torn, or its disk does not answer.
   const runtime = join(stateDir, "runc");
   writeFileSync(runtime, '#!/bin/sh\n[ -e "$(dirname "$0")/mended" ] && exit 0\necho EOF >&2; exit 1\n', {
