@@ -141,7 +141,10 @@ export async function startBackend(config: BackendConfig, options: BackendOption
 }
 
 function secretsPlace({ secrets: { medium, dir } }: BackendConfig, engine: Engine): string | undefined {
-  return medium === "disk" ? undefined : memoryPlace(engine.capabilities.includes("volumes.files"), dir);
+  if (medium === "disk") return undefined;
+  const place = memoryPlace(engine.capabilities.includes("volumes.files"), dir);
+  // In most containers none permits programs: there, plain processes do without those in their volumes.
+  return place ?? (engine.name === "process" ? memoryPlace(false, dir) : undefined);
 }
 
 /** What this host lacks for machines' secrets. */
