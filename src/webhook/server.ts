@@ -23,7 +23,7 @@ import { answer } from "./review.ts";
 const CONNECTIONS = 256;
 /** What the API server itself takes at most of a client is 3 MiB, and the question holds the pod once. */
 const MAX_BODY_BYTES = 4 << 20;
-/** Questions read at once: each may be as large as that. */
+/** Questions read at once: each may be as large as that, and the chart's limit of memory has room for all of them. */
 const MAX_ASKED = 64;
 /** An answer that comes later than the webhook's timeout is for nobody. */
 const REQUEST_MS = 10_000;
