@@ -20,6 +20,8 @@ export interface SuiteOptions {
    * of the others as well. Not for the API server, whose restart a case must be able to tell from a failure of its own.
    */
   concurrent?: boolean | undefined;
+  /** Namespaces that `start` has made, for an agent that has rights in named ones only; else each case makes its own. */
+  namespaces?: readonly string[] | undefined;
 }
 
 export function describeCases(title: string, options: SuiteOptions): void {
@@ -37,7 +39,10 @@ export function describeCases(title: string, options: SuiteOptions): void {
         const define = options.concurrent ? test.concurrent : test;
         const cases = options.cases.filter((each) => !options.leaveOut?.(each, fault));
         define.for(cases)("$name", { timeout: options.timeoutMs }, async ({ run }) => {
-          const pods = new Pods(env.client, await createNamespace(env, `case-${serial++}`), env.nodeName);
+          const at = serial++;
+          const given = options.namespaces?.[at];
+          if (options.namespaces && given === undefined) throw new Error("All namespaces were given out: make more");
+          const pods = new Pods(env.client, given ?? (await createNamespace(env, `case-${at}`)), env.nodeName);
           try {
             await run({ env, pods, disturb });
           } catch (thrown) {
@@ -92,7 +97,7 @@ function oneAtATime(kill: () => Promise<void>): () => Promise<void> {
 }
 
 /** A namespace in which pods can be created: with its default ServiceAccount where the cluster makes one. */
-async function createNamespace(env: Environment, name: string): Promise<string> {
+export async function createNamespace(env: Pick<Environment, "client">, name: string): Promise<string> {
   await env.client.create("/api/v1/namespaces", { metadata: { name } });
   await waitFor({ what: `the default ServiceAccount of ${name}` }, () =>
     env.client.get(`/api/v1/namespaces/${name}/serviceaccounts/default`),
