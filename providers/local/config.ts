@@ -153,7 +153,10 @@ export const backendConfigSchema = z
         memory: quantity.optional().describe("Quantity of bytes."),
         ephemeralStorage: quantity.optional().describe("Quantity of bytes."),
         pods: z.int().min(0).optional().describe("Machines at a time."),
-        extended: z.record(z.string(), z.int().min(0)).optional().describe("Extended resources by name."),
+        extended: z
+          .record(z.string(), z.int().min(0))
+          .optional()
+          .describe("Extended resources by name. They are counted; containers are given nothing by them."),
       })
       .optional()
       .describe("What machines may use in all. Absent: the engine's own figure, or none."),

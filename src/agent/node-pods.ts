@@ -60,6 +60,7 @@ export function createPods(options: NodeAgentOptions, acting: Kube, backend: Bac
     allocation,
     daemonSets: node.daemonSets,
     allowedUnsafeSysctls: node.allowedUnsafeSysctls,
+    clusterResources: node.clusterResources,
     runtimeHandlers: node.runtimeHandlers,
     imageCredentials: node.imageCredentialProvider && credentials(node.imageCredentialProvider, tokens, options),
   });

@@ -300,6 +300,19 @@ export const nodeSchema = z.strictObject({
     )
     .default([])
     .describe("Sysctls that pods may set beyond the safe ones, as the kubelet's allowedUnsafeSysctls."),
+  clusterResources: z
+    .array(
+      z
+        .string()
+        .regex(
+          /^[a-z0-9][-.a-z0-9]*\/(\*|[A-Za-z0-9][-_.A-Za-z0-9]*\*?)$/,
+          "must be an extended resource as in example.com/licence, or a prefix of some that ends in *",
+        ),
+    )
+    .default([])
+    .describe(
+      "Extended resources that others count for the whole cluster, as a scheduler's extender does: pods that ask for them run though the Node has none. A pod that asks for any other extended resource of which the Node has none is refused.",
+    ),
   runtimeHandlers: z
     .array(z.string().min(1))
     .default([])

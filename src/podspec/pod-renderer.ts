@@ -16,7 +16,7 @@ import {
   type Volume,
 } from "../provider/machine.ts";
 import { toError } from "../util/errors.ts";
-import { admitPod, daemonSetHeld, isDaemonSetPod } from "./admission/admission.ts";
+import { admitPod, daemonSetHeld, isDaemonSetPod, lacksExtended } from "./admission/admission.ts";
 import { OverBudgetError, PodBudget, tell } from "./budget.ts";
 import type { NodeAllocation, OtherPods } from "./admission/allocation.ts";
 import { checkCapabilities } from "./admission/capability-gate.ts";
@@ -47,6 +47,8 @@ export interface PodRendererOptions {
   allocation: NodeAllocation;
   daemonSets: "run" | "ignore";
   allowedUnsafeSysctls?: readonly string[] | undefined;
+  /** Extended resources that others count for the whole cluster. */
+  clusterResources?: readonly string[] | undefined;
   /** RuntimeClass handlers that this node has besides the backend's: those change nothing in a machine. */
   runtimeHandlers?: readonly string[] | undefined;
   imageCredentials?: ImageCredentials | undefined;
@@ -85,9 +87,9 @@ export class PodRenderer {
     // A pod that was admitted once is not judged again, as in a kubelet: it may have a machine, even if the node has
     // changed since.
     let verdict = this.#takenIn.has(uid) ? this.#gate(pod) : this.#admit(pod, this.#options.node());
-    if (verdict?.kind === "reject" && verdict.reason === "NodeAffinity") {
-      // The scheduler may have seen labels that the cached node lacks; as in a kubelet, the API server has the last
-      // word.
+    if (verdict?.kind === "reject" && this.#mayBeStale(pod, verdict.reason)) {
+      // The scheduler may have seen labels or resources that the cached node lacks; as in a kubelet, the API server has
+      // the last word.
       verdict = this.#admit(pod, (await this.#liveNode(signal)) ?? this.#options.node());
     }
     if (verdict !== undefined) return verdict;
@@ -312,7 +314,7 @@ export class PodRenderer {
 
   /** Undefined when the pod may run. */
   #admit(pod: Pod, node: Node | undefined): NotReady | undefined {
-    const { daemonSets, allowedUnsafeSysctls, allocation } = this.#options;
+    const { daemonSets, allowedUnsafeSysctls, clusterResources, allocation } = this.#options;
     // The node is registered before pods are taken in; until it is known, no pod is refused because of it.
     if (node === undefined)
       return wait({ type: "Warning", reason: "InvalidNodeInfo", message: "The node is not registered yet" });
@@ -320,7 +322,8 @@ export class PodRenderer {
     const amounts = Object.values(node.status?.allocatable ?? {});
     if (amounts.length > 0 && amounts.every((amount) => amount === "0"))
       return wait({ type: "Warning", reason: "InvalidNodeInfo", message: "The node's capacity is not known yet" });
-    const judge = (others: OtherPods) => admitPod({ pod, node, otherPods: others, daemonSets, allowedUnsafeSysctls });
+    const judge = (otherPods: OtherPods) =>
+      admitPod({ pod, node, otherPods, daemonSets, allowedUnsafeSysctls, clusterResources });
     const admission = judge(allocation.others(uidOf(pod)));
     if (admission.kind === "reject") return admission;
     if (admission.kind === "hold")
@@ -388,6 +391,11 @@ export class PodRenderer {
     if (version === known && !hasExpired) return {};
     const auth = [...registryAuth(pod, references, []), ...(await this.#pluginCredentials(pod, signal))];
     return { registry_auth: auth, registry_auth_version: version };
+  }
+
+  #mayBeStale(pod: Pod, reason: string): boolean {
+    const node = this.#options.node();
+    return reason === "NodeAffinity" || (reason.startsWith("OutOf") && node !== undefined && lacksExtended(pod, node));
   }
 
   async #liveNode(signal: AbortSignal): Promise<Node | undefined> {

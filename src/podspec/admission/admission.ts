@@ -37,6 +37,11 @@ export interface AdmissionInput {
   otherPods: OtherPods;
   /** Names, or prefixes that end in `*`, beyond the safe ones. */
   allowedUnsafeSysctls?: readonly string[] | undefined;
+  /**
+   * Extended resources that others count for the whole cluster, by name or by a prefix that ends in `*`: the node need
+   * not have them.
+   */
+  clusterResources?: readonly string[] | undefined;
   /** `ignore`: DaemonSet pods stay Pending without a machine. Failing them would have them recreated for ever. */
   daemonSets: "run" | "ignore";
 }
@@ -75,7 +80,9 @@ export function admitPod(input: AdmissionInput): Admission {
   const unfit = checkPlatform(pod, node);
   if (unfit !== undefined) return unfit;
 
-  const shortages = findShortages(pod, parseResourceList(node.status?.allocatable), otherPods);
+  const allocatable = parseResourceList(node.status?.allocatable);
+  const elsewhere = (name: string) => matchesAny(input.clusterResources ?? [], name);
+  const shortages = findShortages({ pod, allocatable, otherPods, elsewhere });
   if (shortages.length > 0 && !isCriticalPod(pod)) return outOf(shortages[0]!);
   const misplaced = checkPlacement(pod, node, otherPods);
   if (misplaced !== undefined) return misplaced;
@@ -165,19 +172,46 @@ function forbiddenSysctl(pod: Pod, allowed: readonly string[]): string | undefin
   const patterns = [...SAFE_SYSCTLS, ...allowed.map((name) => name.replaceAll("/", "."))];
   return (pod.spec?.securityContext?.sysctls ?? [])
     .map(({ name }) => name.replaceAll("/", "."))
-    .find((name) => !patterns.some((p) => (p.endsWith("*") ? name.startsWith(p.slice(0, -1)) : name === p)));
+    .find((name) => !matchesAny(patterns, name));
 }
 
-/**
- * Pods, cpu, memory, local storage, then the rest by name. Extended resources that the node does not have are left to
- * the others that provide them (cluster-level resources), as in a kubelet.
- */
+/** @param patterns names, or prefixes that end in `*` */
+function matchesAny(patterns: readonly string[], name: string): boolean {
+  return patterns.some((p) => (p.endsWith("*") ? name.startsWith(p.slice(0, -1)) : name === p));
+}
+
+/** What a running pod would be short of if it were given what it asks for. */
 export function checkResources(pod: Pod, allocatable: ResourceList, otherPods: OtherPods): Rejection | undefined {
-  const [first] = findShortages(pod, allocatable, otherPods);
+  // It was admitted: what the node does not have is counted elsewhere, or was gone since.
+  const [first] = findShortages({ pod, allocatable, otherPods, elsewhere: () => true });
   return first === undefined ? undefined : outOf(first);
 }
 
-function findShortages(pod: Pod, allocatable: ResourceList, otherPods: OtherPods): Shortage[] {
+/**
+ * True when a pod asks for extended resources that a node does not show. Somebody may have given it some since it was
+ * read.
+ */
+export function lacksExtended(pod: Pod, node: Node): boolean {
+  const allocatable = parseResourceList(node.status?.allocatable);
+  return [...podRequests(pod.spec ?? { containers: [] }).keys()].some(
+    (name) => isExtended(name) && (allocatable.get(name)?.nano ?? 0n) === 0n,
+  );
+}
+
+interface Demand {
+  pod: Pod;
+  allocatable: ResourceList;
+  otherPods: OtherPods;
+  /** Whether others than the node count this extended resource. */
+  elsewhere: (name: string) => boolean;
+}
+
+/**
+ * Pods, cpu, memory, local storage, then the rest by name. A kubelet leaves every extended resource that its node does
+ * not have to others, and starts a pod without its GPU when the plugin is away; here that is so only for those that the
+ * configuration names.
+ */
+function findShortages({ pod, allocatable, otherPods, elsewhere }: Demand): Shortage[] {
   const shortages: Shortage[] = [];
   const maxPods = allocatable.get("pods")?.toNumber() ?? 0;
   if (otherPods.count + 1 > maxPods) {
@@ -192,7 +226,7 @@ function findShortages(pod: Pod, allocatable: ResourceList, otherPods: OtherPods
   ];
   for (const name of names) {
     const available = allocatable.get(name);
-    if (available === undefined && isExtended(name)) continue;
+    if (available === undefined && isExtended(name) && elsewhere(name)) continue;
     const requested = unitsOf(name, requests.get(name) ?? Quantity.zero);
     const total = otherPods.allocated(name);
     const capacity = unitsOf(name, available ?? Quantity.zero);

@@ -67,9 +67,28 @@ describe("admitPod", () => {
     expect(admit(pod)).toMatchObject({ reason: "OutOfcpu" });
   });
 
-  test("leaves extended resources that the node does not have to others", () => {
-    expect(admit(wanting({ "example.com/license": "5" }))).toEqual({ kind: "admit" });
+  test("runs no pod without an extended resource that it asks for and the node does not have", () => {
+    const bare = { ...node, status: { allocatable: { cpu: "4", memory: "8Gi", pods: "3" } } };
+    expect(admit(wanting({ "nvidia.com/gpu": "1" }), { node: bare })).toEqual({
+      kind: "reject",
+      reason: "OutOfnvidia.com/gpu",
+      message: "Node didn't have enough resource: nvidia.com/gpu, requested: 1, used: 0, capacity: 0",
+    });
+    expect(admit(wanting({ "nvidia.com/gpu": "0" }), { node: bare })).toEqual({ kind: "admit" });
   });
+
+  test.each([["example.com/licence"], ["example.com/*"]])(
+    "leaves extended resources of the whole cluster to those that count them: %s",
+    (name) => {
+      const clusterResources = [name];
+      expect(admit(wanting({ "example.com/licence": "5" }), { clusterResources })).toEqual({ kind: "admit" });
+      expect(admit(wanting({ "example.org/licence": "5" }), { clusterResources })).toMatchObject({ kind: "reject" });
+      // One that the node has after all is the node's.
+      expect(admit(wanting({ "nvidia.com/gpu": "2" }), { clusterResources: ["nvidia.com/gpu"] })).toMatchObject({
+        reason: "OutOfnvidia.com/gpu",
+      });
+    },
+  );
 
   test.each([
     ["nodeSelector", { nodeSelector: { zone: "b" } }],

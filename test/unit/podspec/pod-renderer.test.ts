@@ -123,6 +123,17 @@ describe("PodRenderer", () => {
     expect(await renderer().render(pod, done.signal)).toMatchObject({ kind: "ready" });
   });
 
+  test("asks the API server before it refuses a pod for a resource that somebody may have just given the node", async () => {
+    const pod = podWithContainer({ resources: { requests: { "example.com/dongle": "1" } } });
+    const subject = renderer();
+    expect(await subject.render(pod, done.signal)).toMatchObject({ kind: "reject", reason: "OutOfexample.com/dongle" });
+    kube.intercept = ({ path }) =>
+      path === "/api/v1/nodes/burst-0"
+        ? { ...registered, status: { allocatable: { ...registered.status?.allocatable, "example.com/dongle": "1" } } }
+        : undefined;
+    expect(await subject.render(pod, done.signal)).toMatchObject({ kind: "ready" });
+  });
+
   test("does not ask a pod again that it took in, whatever has become of the node since", async () => {
     let node: Node = registered;
     const pod = podWith({ containers: [{ name: "app", resources: { requests: { cpu: "600m" } } }] });

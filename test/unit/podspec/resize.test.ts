@@ -30,6 +30,11 @@ describe("judgeResize", () => {
     });
   });
 
+  test("counts against a pod that runs no extended resource that the node has no more", () => {
+    const requests = { cpu: "1", "example.com/gone": "1" };
+    expect(judge(podWithContainer({ resources: { requests } }))).toMatchObject({ kind: "go" });
+  });
+
   test("calls infeasible what the node could never give", () => {
     expect(judge(asking("5"))).toMatchObject({
       reason: "Infeasible",

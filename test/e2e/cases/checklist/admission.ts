@@ -115,6 +115,41 @@ export const admissionCases: readonly ChecklistCase[] = [
     },
   },
   {
+    ids: ["C02"],
+    name: "no pod runs without an extended resource that the node does not have",
+    async run(context) {
+      const containers = [context.shell("main", serve, { resources: { limits: { "example.com/gpu": "1" } } })];
+      const message = "Node didn't have enough resource: example.com/gpu, requested: 1, used: 0, capacity: 0";
+      await refused(context, { containers }, "OutOfexample.com/gpu", message);
+    },
+  },
+  {
+    ids: ["C02"],
+    name: "extended resources that somebody writes into the Node's status stay there, and are counted",
+    async run(context) {
+      const { env, create, pods, shell } = context;
+      const path = `/api/v1/nodes/${env.nodeName}`;
+      const status = (amount: string | null) => ({
+        status: { capacity: { "example.com/dongle": amount }, allocatable: { "example.com/dongle": amount } },
+      });
+      await env.client.patch(`${path}/status`, status("1"), "application/merge-patch+json");
+      const resources = { limits: { "example.com/dongle": "1" } };
+      await create("holder", { nodeName: env.nodeName, containers: [shell("main", serve, { resources })] });
+      await pods.untilReady("holder");
+      await refused(
+        context,
+        { containers: [shell("main", serve, { resources })] },
+        "OutOfexample.com/dongle",
+        "Node didn't have enough resource: example.com/dongle, requested: 1, used: 1, capacity: 1",
+      );
+      const node = await env.client.get(path);
+      expect([node.status.capacity, node.status.allocatable]).toEqual(
+        Array.from({ length: 2 }, () => expect.objectContaining({ "example.com/dongle": "1" })),
+      );
+      await env.client.patch(`${path}/status`, status(null), "application/merge-patch+json");
+    },
+  },
+  {
     ids: ["R02"],
     name: "a sysctl that is not safe is refused as forbidden",
     run: (context) =>
