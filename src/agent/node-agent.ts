@@ -98,9 +98,10 @@ export class NodeAgent {
     refused.signal.throwIfAborted();
   }
 
-  /** Resolves when the API server's copy of the Node says Ready, or the signal aborts. */
+  /** Resolves when the Node was seen to be ours and the API server's copy of it says Ready, or the signal aborts. */
   async ready(signal: AbortSignal): Promise<void> {
     const { clock } = this.#options;
+    await this.#node.controller.claimed(signal);
     while (!signal.aborted && !this.#own.isReady) await clock.sleep(READY_POLL_MS, signal).catch(() => undefined);
   }
 

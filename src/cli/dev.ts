@@ -3,15 +3,15 @@
  * the node joins that cluster instead; with `--backend` or `--module` its machines are those of somebody's own backend.
  * With `--demo` it runs a burst of pods by itself and ends.
  */
-import { Command, Option } from "commander";
-import { closeSync } from "node:fs";
+import { Command, InvalidArgumentError, Option } from "commander";
 import { rm, writeFile } from "node:fs/promises";
+import { isIP } from "node:net";
 import { join, resolve } from "node:path";
-import { makeFolder } from "../../providers/local/host/files.ts";
 import { Agent } from "../agent/agent.ts";
-import { ConfigError, configuredBy, parseConfig } from "../config/load.ts";
-import { startDevCluster, type DevCluster } from "../devcluster/index.ts";
+import { ConfigError, parseConfig } from "../config/load.ts";
+import type { DevCluster } from "../devcluster/index.ts";
 import { loadKubeConfig } from "../kube/kubeconfig.ts";
+import { DNS_1123 } from "../resources/names.ts";
 import { createLogger, type LogFormat, type Logger, type LogLevel } from "../telemetry/logger.ts";
 import { systemClock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
@@ -19,6 +19,8 @@ import { systemRandom } from "../util/random.ts";
 import { runDemo } from "./demo.ts";
 import { DemoAgent } from "./demo-agent.ts";
 import type { EngineName } from "./dev-engine.ts";
+import { FIRST_PORT, mustBeFree, startSmallCluster } from "./dev-cluster.ts";
+import { claimFolder } from "./dev-folder.ts";
 import { clusterIdOf, type DevMachines, type ForeignBackend, foreignMachines } from "./dev-machines.ts";
 import { simulatedMachines, simulationFlags, type SimulationOptions, withSimulationOptions } from "./dev-simulated.ts";
 import { printWelcome } from "./dev-welcome.ts";
@@ -36,12 +38,15 @@ const LEFT_OVER = "Removing machines that an earlier run has left";
 const ENDING = "Ending machines";
 /** Of a resolv.conf; more would be a warning as well. */
 const MAX_NAMESERVERS = 3;
+/** A Node's name is the value of a label as well. */
+const MAX_NODE_NAME = 58;
 
 interface DevOptions extends ForeignBackend, SimulationOptions {
   kubeconfig?: string | undefined;
   engine?: EngineName | undefined;
-  stateDir: string;
-  port: number;
+  stateDir?: string | undefined;
+  port?: number | undefined;
+  nodeName: string;
   nodeAddress?: string | undefined;
   demo?: boolean | undefined;
   logLevel: LogLevel;
@@ -65,9 +70,14 @@ export function devCommand(): Command {
     .option("--token-file <file>", "the token that it asks for")
     .option("--ca-file <file>", "who has signed its certificate")
     .addOption(new Option("--module <file>", "a provider of your own, as a module").conflicts("demo"))
-    .option("--state-dir <folder>", "where kubeconfig and machines are kept", ".vmlet")
-    .option("--port <port>", "port of the small cluster's API server; 0 picks a free one", portNumber, 6443)
-    .option("--node-address <ip>", "address of the node, where the API server must reach it")
+    .option("--state-dir <folder>", "where kubeconfig and machines are kept (default: .vmlet)")
+    .option(
+      "--port <port>",
+      `port of the small cluster's API server; 0 picks a free one (default: ${FIRST_PORT}, or the next that is free)`,
+      portNumber,
+    )
+    .option("--node-name <name>", "what the node is called; several have numbers behind it", nodeName, NODE)
+    .option("--node-address <ip>", "address of the node, where the API server must reach it", ipAddress)
     .addOption(
       new Option("--log-level <level>", "what is logged").choices(["debug", "info", "warn", "error"]).default("warn"),
     )
@@ -84,14 +94,14 @@ export function devCommand(): Command {
 }
 
 async function dev(options: DevOptions, logger: Logger, stop: AbortSignal): Promise<number> {
-  const stateDir = resolve(options.stateDir);
-  await configuredBy("--state-dir", async () => makeFolder(stateDir));
   refuseIdleFlags(options);
+  // A demo may be run beside a cluster that is up.
+  const stateDir = resolve(options.stateDir ?? (options.demo ? ".vmlet/demo" : ".vmlet"));
   const isForeign = options.backend !== undefined || options.module !== undefined;
-  // A backend of our own has a lock itself. Of another's, a second run would remove the machines of the first.
-  await using _lock = isForeign ? await lockFolder(stateDir, logger) : undefined;
+  await using _folder = await claimFolder(stateDir, { isShared: isForeign, logger });
   const clusterId = isForeign ? await clusterIdOf(stateDir, logger) : "dev";
   const alone = options.kubeconfig === undefined;
+  if (alone) await mustBeFree(options.port);
   const progress = new Progress();
   const machines = await progress.of("Starting what machines run on", () =>
     startMachines(options, { stateDir, clusterId, isForeign, logger }),
@@ -102,27 +112,26 @@ async function dev(options: DevOptions, logger: Logger, stop: AbortSignal): Prom
   try {
     if (alone) {
       await progress.of(LEFT_OVER, () => machines.remove());
-      const port = options.demo ? 0 : options.port;
-      // Not seen by machines that have a network of their own; from this machine they answer.
-      const serviceProxy = machines.dial && { network: serviceNetwork(port), dial: machines.dial };
-      // A place for it would cost a plain process more than its own start, and hardly any uses it.
-      const automountServiceAccountToken = machines.engine === "process" ? false : undefined;
-      cluster = await configuredBy("--port", () =>
-        startDevCluster({
-          ...{ clock: systemClock, logger, port, serviceProxy, automountServiceAccountToken },
-          publishNames: machines.publishNames,
-        }),
-      );
+      cluster = await startSmallCluster({ port: options.demo ? 0 : options.port, machines, logger });
     }
     const kubeconfig = options.kubeconfig ?? join(stateDir, "kubeconfig");
     if (cluster !== undefined) await writeFile(kubeconfig, cluster.kubeConfigYaml, { mode: 0o600 });
     const config = agentConfig(options, { kubeconfig, machines, clusterId: alone ? clusterId : undefined });
     status = options.demo
-      ? await demo({ config, configFile: join(stateDir, "demo.yaml"), kubeconfig, machines, stop })
-      : await serve({ config, kubeconfig, machines, progress, logger, stop }, (page) =>
-          printWelcome({ alone, machines, kubeconfig, page }),
+      ? await demo({
+          ...{ config, configFile: join(stateDir, "demo.yaml"), kubeconfig, machines, stop },
+          nodeName: options.nodeName,
+        })
+      : await serve({ config, kubeconfig, machines, progress, logger, stop }, (at) =>
+          printWelcome({
+            alone,
+            machines,
+            kubeconfig,
+            url: options.port === undefined ? cluster?.url : undefined,
+            ...at,
+          }),
         );
-    if (!alone) console.log(`\n${whatStays(machines)}`);
+    if (!alone) console.log(`\n${whatStays(machines, options.nodeName)}`);
   } finally {
     try {
       if (alone) await progress.of(ENDING, () => machines.remove());
@@ -138,7 +147,26 @@ async function dev(options: DevOptions, logger: Logger, stop: AbortSignal): Prom
       await cluster?.close();
     }
   }
+  if (alone && !options.demo && isRemoved) console.log("\nThe cluster is gone, and all that was in it.");
   return isRemoved ? status : 1;
+}
+
+function nodeName(text: string): string {
+  // Those of several nodes have a number behind it.
+  if (!DNS_1123.test(text) || text.length > MAX_NODE_NAME)
+    throw new InvalidArgumentError(`it must be a DNS-1123 name of at most ${MAX_NODE_NAME} characters.`);
+  return text;
+}
+
+function ipAddress(text: string): string {
+  if (isIP(text) === 0) throw new InvalidArgumentError("it must be an IP address.");
+  return text;
+}
+
+/** @throws what was thrown, with the flag in place of a field of a file that nobody has written */
+function byFlag(thrown: unknown): never {
+  if (!(thrown instanceof ConfigError)) throw thrown;
+  throw new ConfigError(thrown.message.replace(/^nodes\[[^\]]*\]\.name: /, "--node-name: "), { cause: thrown });
 }
 
 /** A flag without effect is a setting that does not apply. */
@@ -148,27 +176,12 @@ function refuseIdleFlags({ backend, tokenFile, caFile }: DevOptions): void {
   if (idle !== undefined) throw new ConfigError(`${idle} is for --backend, which is missing`);
 }
 
-async function lockFolder(stateDir: string, logger: Logger): Promise<AsyncDisposable | undefined> {
-  // Not loaded for machines that are simulated: it is of this host alone.
-  const [{ lockFile }, { findTool }] = await Promise.all([
-    import("../../providers/local/host/lock.ts"),
-    import("../../providers/local/host/command.ts"),
-  ]);
-  if (findTool("flock") === undefined) {
-    logger.warn({ stateDir }, "This host has no flock: see to it that no second run uses the same folder");
-    return undefined;
-  }
-  const inUse = `another vmlet dev uses ${stateDir}: end it, or give this one a folder of its own`;
-  const file = await configuredBy("--state-dir", () => lockFile(join(stateDir, "lock"), inUse));
-  return { [Symbol.asyncDispose]: () => Promise.resolve(closeSync(file)) };
-}
-
 async function startMachines(
   options: DevOptions,
   context: { stateDir: string; clusterId: string; isForeign: boolean; logger: Logger },
 ): Promise<DevMachines> {
   const { stateDir, clusterId, isForeign, logger } = context;
-  if (isForeign) return await foreignMachines(options, { clusterId, nodeName: NODE, logger });
+  if (isForeign) return await foreignMachines(options, { clusterId, nodeName: options.nodeName, logger });
   const alone = options.kubeconfig === undefined;
   const flags = simulationFlags(options);
   const engine = options.engine ?? (flags.length > 0 ? "memory" : undefined);
@@ -190,9 +203,9 @@ async function startMachines(
   return await own.chosenMachines({ engine: chosen, said }, ofHost);
 }
 
-function whatStays({ shared, nodeCount = 1 }: DevMachines): string {
-  const stays = nodeCount === 1 ? `the node ${NODE} stays` : `the nodes ${NODE}-N stay`;
-  const cure = nodeCount === 1 ? `kubectl delete node ${NODE} removes it` : "kubectl delete node removes them";
+function whatStays({ shared, nodeCount = 1 }: DevMachines, nodeName: string): string {
+  const stays = nodeCount === 1 ? `the node ${nodeName} stays` : `the nodes ${nodeName}-N stay`;
+  const cure = nodeCount === 1 ? `kubectl delete node ${nodeName} removes it` : "kubectl delete node removes them";
   return `${shared ? "Machines have ended" : "Machines run on"}, and ${stays}: ${cure}.`;
 }
 
@@ -202,21 +215,22 @@ async function demo(options: {
   configFile: string;
   kubeconfig: string;
   machines: DevMachines;
+  nodeName: string;
   stop: AbortSignal;
 }): Promise<number> {
-  const { config, configFile, kubeconfig, machines, stop } = options;
+  const { config, configFile, kubeconfig, machines, nodeName, stop } = options;
   await writeFile(configFile, config, { mode: 0o600 });
   const agent = new DemoAgent(configFile);
   try {
     const list = () => machines.list(stop);
-    return await runDemo({ kubeconfig, nodeName: NODE, agent, machines: list, signal: stop });
+    return await runDemo({ kubeconfig, nodeName, agent, machines: list, signal: stop });
   } finally {
     await agent.stop();
     await rm(configFile, { force: true });
   }
 }
 
-/** Until it is stopped. @param isUp is told the address of the page @returns the process's exit status */
+/** Until it is stopped. @param isUp is told where to look @returns the process's exit status */
 async function serve(
   options: {
     config: string;
@@ -226,7 +240,7 @@ async function serve(
     logger: Logger;
     stop: AbortSignal;
   },
-  isUp: (page: string) => void,
+  isUp: (at: { page: string; metrics: string }) => void,
 ): Promise<number> {
   const { config, kubeconfig, machines, progress, logger, stop } = options;
   const agent = await openAgent(config, { shared: machines.shared, logger, stop }).catch((thrown: unknown) => {
@@ -234,10 +248,10 @@ async function serve(
   });
   if (agent === undefined) return 0;
   const running = agent.run(stop);
-  await Promise.race([agent.ready(stop), running]);
+  await Promise.race([agent.ready(stop), running]).catch(byFlag);
   const kubeConfig = loadKubeConfig({ path: kubeconfig });
   const page = await openPage({ kubeConfig, namespace: undefined, port: 0, logger });
-  if (!stop.aborted) isUp(page.url);
+  if (!stop.aborted) isUp({ page: page.url, metrics: `http://127.0.0.1:${agent.healthPort}/metrics` });
   const ended = new AbortController();
   const pulls = showPulls(machines.list, progress, { clock: systemClock, signal: ended.signal });
   const shown = Promise.all([page.run(ended.signal), pulls]);
@@ -250,16 +264,14 @@ async function serve(
   return 0;
 }
 
-/** Apart from the addresses of machines, 127.64.0.0/10, and as a rule from those of another such cluster. */
-const serviceNetwork = (port: number): string => `127.${128 + (port % 100)}`;
-
 function agentConfig(
   options: DevOptions,
   surroundings: { kubeconfig: string; machines: DevMachines; clusterId: string | undefined },
 ): string {
   const { kubeconfig, clusterId } = surroundings;
   const { provider, nodeCount = 1, capacity, nameservers } = surroundings.machines;
-  const names = nodeCount === 1 ? [NODE] : Array.from({ length: nodeCount }, (_, index) => `${NODE}-${index}`);
+  const { nodeName } = options;
+  const names = nodeCount === 1 ? [nodeName] : Array.from({ length: nodeCount }, (_, index) => `${nodeName}-${index}`);
   const joined = options.kubeconfig !== undefined;
   return JSON.stringify({
     apiVersion: "vmlet.dev/v1",

@@ -35,11 +35,14 @@ export function portNumber(text: string): number {
 /** npm passes on to its child what the terminal has told the child already: one Ctrl-C comes as two signals. */
 const ONE_CTRL_C_MS = 500;
 
-/** Aborts on SIGINT or SIGTERM; a second signal, when it is not the same Ctrl-C, ends the process at once. */
+/**
+ * Aborts on SIGINT, SIGTERM or SIGHUP, by which a terminal says that it is closed; a second signal, when it is not the
+ * same Ctrl-C, ends the process at once.
+ */
 export function signalToStop(): AbortSignal {
   const controller = new AbortController();
   let firstAt = 0;
-  for (const name of ["SIGINT", "SIGTERM"] as const) {
+  for (const name of ["SIGINT", "SIGTERM", "SIGHUP"] as const) {
     process.on(name, () => {
       if (controller.signal.aborted && systemClock.monotonic() - firstAt > ONE_CTRL_C_MS) process.exit(130);
       firstAt ||= systemClock.monotonic();

@@ -67,7 +67,7 @@ export async function configMapClientCa(options: {
     holder.set(bundle);
     logger.info({ namespace, name }, "Client CA loaded");
   };
-  await load(options.signal).catch((thrown: unknown) => warnCa(logger, thrown));
+  await load(options.signal).catch((thrown: unknown) => options.signal.aborted || warnCa(logger, thrown));
   return reloadable(holder, clock, async (signal) => {
     await load(signal).catch((thrown: unknown) => signal.aborted || warnCa(logger, thrown));
     return CONFIG_MAP_POLL_MS;
