@@ -5,6 +5,7 @@
  */
 import {
   type CallOptions,
+  type DeleteOptions,
   type Clock,
   type ContainerState,
   isOver,
@@ -12,6 +13,7 @@ import {
   type Logger,
   type Machine,
   type MachineSpec,
+  machineIsThere,
   ProviderError,
   type Random,
   specIdentity,
@@ -333,10 +335,11 @@ export class MachineWork {
     throw new ProviderError("unavailable", `the entry of machine ${id} changes all the time`);
   }
 
-  /** @throws ProviderError unavailable */
-  async delete(id: string, force: boolean, options: CallOptions): Promise<void> {
+  /** @throws ProviderError unavailable; conflict, as `Provider.deletePod` */
+  async delete(id: string, { force, ifAbsent, ...options }: DeleteOptions): Promise<void> {
     for (let turn = 0; turn < MOST_TURNS; turn++) {
       const record = await this.#options.cloud.record(id, options);
+      if (ifAbsent === true && record !== undefined && record.phase !== "buried") throw machineIsThere(id);
       switch (record?.phase) {
         case undefined: {
           const at = this.#at();

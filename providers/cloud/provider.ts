@@ -8,6 +8,7 @@ import type { Duplex } from "node:stream";
 import {
   assertCapable,
   type CallOptions,
+  type DeleteOptions,
   type Capability,
   type Clock,
   CONTAINER_CAPABILITIES,
@@ -152,7 +153,7 @@ export class CloudProvider implements Provider {
 
   get #capabilities(): readonly Capability[] {
     const { capabilities = [...SUPERVISION_CAPABILITIES, ...CONTAINER_CAPABILITIES] } = this.#options;
-    const all = new Set<Capability>([...capabilities, "events", "instance_types"]);
+    const all = new Set<Capability>([...capabilities, "events", "delete_if_absent", "instance_types"]);
     // A guest's is that of one VM.
     all.delete("capacity");
     return [...all];
@@ -187,9 +188,9 @@ export class CloudProvider implements Provider {
     return this.#present(id, await this.#work.stop(id, graceSeconds, { signal }));
   }
 
-  async deletePod(id: string, { signal, force }: CallOptions & { force: boolean }): Promise<void> {
+  async deletePod(id: string, { signal, force, ifAbsent }: DeleteOptions): Promise<void> {
     this.#run();
-    await this.#work.delete(id, force, { signal });
+    await this.#work.delete(id, { force, ifAbsent, signal });
     const known = this.#known.get(id);
     if (known !== undefined) known.spec = undefined;
     // It is on its way, whatever this look has to say.

@@ -9,6 +9,8 @@ export interface Call {
   path: string;
   query?: URLSearchParams | undefined;
   body?: object | undefined;
+  /** Only where there is nothing yet (`If-None-Match: *`). */
+  ifAbsent?: boolean | undefined;
   signal: AbortSignal;
 }
 

@@ -243,6 +243,7 @@ export class MachineApiClient {
           ...this.#headers(credentials, requestId),
           accept,
           ...(content === undefined ? {} : { "content-type": JSON_TYPE }),
+          ...(call.ifAbsent === true ? { "if-none-match": "*" } : {}),
         },
         httpAgent: agent,
         httpsAgent: agent,

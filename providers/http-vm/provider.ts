@@ -6,6 +6,7 @@
 import type { Duplex } from "node:stream";
 import {
   type CallOptions,
+  type DeleteOptions,
   CAPABILITIES,
   type Capability,
   type LogLine,
@@ -106,13 +107,14 @@ export class HttpVmProvider implements Provider {
     return judged?.machine?.id === id ? judged.machine : undefined;
   }
 
-  async deletePod(id: string, { signal, force }: CallOptions & { force: boolean }): Promise<void> {
+  async deletePod(id: string, { signal, force, ifAbsent }: DeleteOptions): Promise<void> {
     const query = force ? new URLSearchParams({ force: "true" }) : undefined;
     await this.#client.accepted({
       method: "DELETE",
       path: machinePath(id),
       signal,
       query,
+      ifAbsent,
     });
   }
 

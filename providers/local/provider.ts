@@ -19,6 +19,7 @@ import {
   assertRuntimeHandler,
   assertTellable,
   type CallOptions,
+  type DeleteOptions,
   type Capability,
   type Clock,
   containersOf,
@@ -40,6 +41,7 @@ import {
   type ProcessStreams,
   type Provider,
   type ProviderCapacity,
+  machineIsThere,
   ProviderError,
   type ProviderInfo,
   requiredCapabilities,
@@ -367,10 +369,11 @@ export class LocalProvider implements Provider {
     });
   }
 
-  deletePod(id: string, options: CallOptions & { force: boolean }): Promise<void> {
+  deletePod(id: string, options: DeleteOptions): Promise<void> {
     return this.#call(options, () => {
       assertId(id);
       const supervisor = this.#supervisors.get(id);
+      if (supervisor !== undefined && options.ifAbsent === true) throw machineIsThere(id);
       if (supervisor !== undefined) supervisor.delete(options.force);
       else if (this.#store.tombstone(id) === undefined) this.#store.bury(unseenMachine(id, this.#options.clock.now()));
     });

@@ -9,6 +9,7 @@ import {
   containersOf,
   assertTellable,
   type CallOptions,
+  type DeleteOptions,
   type Capability,
   type Clock,
   CONTAINER_CAPABILITIES,
@@ -32,6 +33,7 @@ import {
   type ProcessStreams,
   type Provider,
   type ProviderCapacity,
+  machineIsThere,
   ProviderError,
   type ProviderInfo,
   requiredCapabilities,
@@ -52,6 +54,7 @@ import { Tombstones } from "./tombstones.ts";
 
 export const MEMORY_CAPABILITIES: readonly Capability[] = [
   ...SUPERVISION_CAPABILITIES,
+  "delete_if_absent",
   ...CONTAINER_CAPABILITIES,
   "share_process_namespace",
 ];
@@ -142,9 +145,10 @@ export class MemoryProvider implements Provider {
     });
   }
 
-  deletePod(id: string, { signal, force }: CallOptions & { force: boolean }): Promise<void> {
+  deletePod(id: string, { signal, force, ifAbsent }: DeleteOptions): Promise<void> {
     return this.#call("deletePod", id, signal, () => {
       const found = this.#machines.get(id);
+      if (found !== undefined && ifAbsent === true) throw machineIsThere(id);
       if (found !== undefined) found.machine.delete(force);
       else if (this.#tombstones.get(id) === undefined) this.#buryUnknown(id);
     });

@@ -30,7 +30,8 @@ export type Action =
   | { do: "create" }
   | { do: "stop"; graceSeconds: number; verdict?: Verdict }
   /** DELETE the machine, whether it exists or not, and confirm that nothing runs. */
-  | { do: "bury"; force: boolean; verdict?: Verdict }
+  /** With `ifAbsent` only what is not there: a tombstone that keeps a late create away. */
+  | { do: "bury"; force: boolean; ifAbsent?: true; verdict?: Verdict }
   | {
       do: "status";
       /** Fields of the status, as a JSON merge patch. */

@@ -189,7 +189,9 @@ function planUnmade(pod: Pod, memory: PodMemory, context: PlanContext): Action {
     // well.
     const missedAt = memory.missedAt.at(-1) ?? -Infinity;
     if (!memory.buried)
-      return context.monotonic - missedAt > MISSED_HOLDS_MS ? { do: "look" } : { do: "bury", force: false, verdict };
+      return context.monotonic - missedAt > MISSED_HOLDS_MS
+        ? { do: "look" }
+        : { do: "bury", force: false, ifAbsent: true, verdict };
     return statusAction(pod, undefined, { ...memory, verdict }, context, { ended: true }) ?? { do: "wait" };
   }
   // A create that has to wait, or that failed for now, leaves a pod that says why it is Pending.

@@ -205,7 +205,7 @@ export class PodReconciler {
           return undefined;
         case "bury":
           if (action.verdict !== undefined) this.#records.update(uid, { verdict: action.verdict });
-          await this.#removal.bury(uid, action.force, signal);
+          if (!(await this.#removal.bury(uid, action, signal))) return undefined;
           if (action.verdict !== undefined) this.#announce(podOf(desired), action.verdict);
           return undefined;
         case "status":

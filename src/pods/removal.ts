@@ -7,6 +7,7 @@ import type { Pod } from "../kube/wire.ts";
 import { LABEL_NAMESPACE, LABEL_POD } from "../podspec/machine-id.ts";
 import { isProviderError } from "../provider/errors.ts";
 import { isKnownOver, type Machine } from "../provider/machine.ts";
+import type { DeleteOptions } from "../provider/provider.ts";
 import type { Observed } from "./decision.ts";
 import type { Outcome } from "./reconciler-options.ts";
 import { reported, type StepContext } from "./step-context.ts";
@@ -42,14 +43,31 @@ export class MachineRemoval {
     }
   }
 
-  /** DELETE, whether the machine exists or not: the tombstone keeps a late create from reviving it. Then make sure. */
-  async bury(uid: string, force: boolean, signal: AbortSignal): Promise<void> {
+  /**
+   * DELETE, whether the machine exists or not: the tombstone keeps a late create from reviving it. Then make sure.
+   *
+   * @returns false when only an absent machine was to be buried, and another agent has made it meanwhile
+   */
+  async bury(
+    uid: string,
+    { force, ifAbsent }: Pick<DeleteOptions, "force" | "ifAbsent">,
+    signal: AbortSignal,
+  ): Promise<boolean> {
     this.#context.guard?.();
-    await this.#context.provider.deletePod(this.#context.machineId(uid), { force, signal });
+    try {
+      await this.#context.provider.deletePod(this.#context.machineId(uid), { force, ifAbsent, signal });
+    } catch (thrown) {
+      if (ifAbsent !== true || !isProviderError(thrown, "conflict")) throw thrown;
+      const { kind } = await this.#context.look(uid, signal);
+      // A backend that says both is asked again later, and no sooner.
+      if (kind === "absent") throw thrown;
+      return false;
+    }
     const seen = await this.#context.look(uid, signal);
     if (seen.kind === "absent" || seen.machine?.state === "deleted")
       this.#context.records.update(uid, { burial: undefined, buried: true, stopDeadline: undefined });
     else this.#buryAgain(uid, seen.machine?.state ?? "in a state that cannot be told");
+    return true;
   }
 
   #buryAgain(uid: string, state: string): void {
@@ -128,7 +146,7 @@ export class MachineRemoval {
       await this.stop(uid, 2, signal);
       return undefined;
     }
-    await this.bury(uid, true, signal);
+    await this.bury(uid, { force: true }, signal);
     return undefined;
   }
 

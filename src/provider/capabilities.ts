@@ -8,6 +8,8 @@ export const CAPABILITIES = {
   events: "watch of machine changes with revisions",
   stats: "usage of all machines in one call",
   capacity: "the node's capacity and conditions, and a new node's taints, come from the backend",
+  // changes to what may be there
+  delete_if_absent: "a tombstone for an id that has no machine, and for no other",
   // interaction
   exec: "commands in a running container",
   attach: "the main process's streams",

@@ -90,3 +90,8 @@ export function noSuchMachine(id: string): ProviderError {
 export function noSuchContainer(machine: string, name: string): ProviderError {
   return new ProviderError("not_found", `machine ${machine} has no container "${name}"`, { field: "container" });
 }
+
+/** What a delete with `ifAbsent` answers where there is a machine. */
+export function machineIsThere(id: string): ProviderError {
+  return new ProviderError("conflict", `machine ${id} is there, and only an absent one was to be buried`);
+}

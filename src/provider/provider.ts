@@ -104,6 +104,15 @@ export interface ProcessStreams {
   close(): void;
 }
 
+export interface DeleteOptions extends CallOptions {
+  force: boolean;
+  /**
+   * Nothing but a tombstone for an id that has no machine: an agent that has seen none must not take away what another
+   * one makes at this moment. Capability delete_if_absent; a provider without it deletes what it finds.
+   */
+  ifAbsent?: boolean | undefined;
+}
+
 export interface Provider {
   /** Short and stable: it becomes part of labels and of the node's providerID. */
   readonly name: string;
@@ -129,8 +138,12 @@ export interface Provider {
    * the stop was accepted but the reply's machine could not be read: the stop holds all the same.
    */
   stopPod(id: string, options: CallOptions & { graceSeconds: number }): Promise<Machine | undefined>;
-  /** Idempotent, leaves a tombstone. `force` kills what still runs; without it, a running machine is stopped first. */
-  deletePod(id: string, options: CallOptions & { force: boolean }): Promise<void>;
+  /**
+   * Idempotent, leaves a tombstone. `force` kills what still runs; without it, a running machine is stopped first.
+   *
+   * @throws ProviderError conflict when `ifAbsent` was asked and there is a machine, which is then left as it is
+   */
+  deletePod(id: string, options: DeleteOptions): Promise<void>;
   getLogs(id: string, container: string, options: LogOptions): AsyncIterable<LogLine>;
 
   /**

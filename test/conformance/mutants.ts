@@ -194,6 +194,7 @@ export const MUTANTS: Record<string, Mutant> = {
   "delete/absent-succeeds": {
     provider: (sound) => ({
       async deletePod(id, options) {
+        if (options.ifAbsent === true) return await sound.deletePod(id, options);
         const isThere = await sound.getPod(id, options).then(
           () => true,
           () => false,
@@ -206,6 +207,7 @@ export const MUTANTS: Record<string, Mutant> = {
   "delete/absent-leaves-a-tombstone": {
     provider: (sound) => ({
       async deletePod(id, options) {
+        if (options.ifAbsent === true) return await sound.deletePod(id, options);
         if (
           await sound.getPod(id, options).then(
             () => true,
@@ -213,6 +215,23 @@ export const MUTANTS: Record<string, Mutant> = {
           )
         )
           await sound.deletePod(id, options);
+      },
+    }),
+  },
+  "delete/if-absent-leaves-a-machine-alone": {
+    provider: (sound) => ({
+      deletePod: (id, { signal, force }) => sound.deletePod(id, { signal, force }),
+    }),
+  },
+  "delete/if-absent-leaves-a-tombstone": {
+    provider: (sound) => ({
+      async deletePod(id, options) {
+        if (options.ifAbsent !== true) return await sound.deletePod(id, options);
+        const isThere = await sound.getPod(id, options).then(
+          () => true,
+          () => false,
+        );
+        if (isThere) await sound.deletePod(id, options);
       },
     }),
   },
@@ -242,6 +261,7 @@ export const MUTANTS: Record<string, Mutant> = {
   "delete/is-idempotent": {
     provider: (sound) => ({
       async deletePod(id, options) {
+        if (options.ifAbsent === true) return await sound.deletePod(id, options);
         const machine = await sound.getPod(id, options).catch(() => undefined);
         if (machine?.state === "deleted") throw new ProviderError("conflict", "it is deleted");
         return sound.deletePod(id, options);

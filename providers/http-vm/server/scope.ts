@@ -8,6 +8,7 @@
  */
 import {
   type CallOptions,
+  type DeleteOptions,
   clusterPrefix,
   LABEL_CLUSTER,
   LABEL_NODE,
@@ -143,7 +144,7 @@ class ScopedProvider implements Provider {
     return await this.#provider.stopPod(id, options);
   }
 
-  async deletePod(id: string, options: CallOptions & { force: boolean }): Promise<void> {
+  async deletePod(id: string, options: DeleteOptions): Promise<void> {
     this.#require("write");
     try {
       await this.#own(id, options);

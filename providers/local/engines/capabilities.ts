@@ -5,7 +5,11 @@
 import { type Capability, CONTAINER_CAPABILITIES, SUPERVISION_CAPABILITIES } from "../../../src/provider/kit/index.ts";
 
 /** The supervisor brings them to every engine. */
-const SUPERVISED_CAPABILITIES: readonly Capability[] = [...SUPERVISION_CAPABILITIES, "restart_rules"];
+const SUPERVISED_CAPABILITIES: readonly Capability[] = [
+  ...SUPERVISION_CAPABILITIES,
+  "restart_rules",
+  "delete_if_absent",
+];
 
 /** Plain processes, whose files are those of this host and their volumes. */
 export const PROCESS_CAPABILITIES: readonly Capability[] = [

@@ -106,9 +106,7 @@ function seenStatus(
   const status: Mutable<ContainerStatus> = {
     name: spec.name,
     state: stateOf(seen, input.now, messageBytes, old),
-    lastState: seen.last
-      ? { terminated: terminated(seen.last, containerId(seen.last.id), messageBytes) }
-      : (old?.lastState ?? {}),
+    lastState: lastStateOf(seen, messageBytes, old),
     ready: isReady(spec, seen),
     restartCount: Math.max(seen.restart_count, old?.restartCount ?? 0),
     image: seen.image || spec.image!,
@@ -128,6 +126,21 @@ function seenStatus(
     };
   }
   return status;
+}
+
+/**
+ * How the instance before ended. What was told is not taken back: a machine that was made again, after the backend had
+ * lost it, begins to count at zero and knows nothing of the ends before.
+ */
+function lastStateOf(
+  { last, restart_count, state }: ContainerState,
+  messageBytes: number,
+  old: ContainerStatus | undefined,
+): NonNullable<ContainerStatus["lastState"]> {
+  if (last !== undefined && restart_count >= (old?.restartCount ?? 0))
+    return { terminated: terminated(last, containerId(last.id), messageBytes) };
+  if (state !== "terminated" && old?.state?.terminated) return { terminated: old.state.terminated };
+  return old?.lastState ?? {};
 }
 
 /**

@@ -395,6 +395,7 @@ export interface components {
        *     | `events` | watch of machine changes with revisions |
        *     | `stats` | usage of all machines in one call |
        *     | `capacity` | the node's capacity and conditions, and a new node's taints, come from the backend |
+       *     | `delete_if_absent` | a tombstone for an id that has no machine, and for no other |
        *     | `exec` | commands in a running container |
        *     | `attach` | the main process's streams |
        *     | `port_forward` | byte streams to a port inside the machine |
@@ -1473,6 +1474,8 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description `*`, from an agent that has seen no machine of this id: it is not to take away the one that another agent makes at this moment. With capability `delete_if_absent`, a machine that is there makes this a `conflict` and is left as it is, and an id that has none, or its tombstone, is buried. Nothing else is ever sent. A backend without the capability deletes what it finds. */
+        "If-None-Match"?: "*";
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -1726,4 +1729,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: 3cc5d8a913ad2c88b5cb938a596b91146201a57068f538b26a41564001122ad3
+// sha256 of openapi.yaml: c7846766153e513c6b67b6c97fc8d513651209b13e1e69c2e8fcb7fb2a612193

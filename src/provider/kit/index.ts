@@ -24,7 +24,14 @@ export {
   CONTAINER_CAPABILITIES,
   SUPERVISION_CAPABILITIES,
 } from "../capabilities.ts";
-export { isProviderError, noSuchContainer, noSuchMachine, ProviderError, type ProviderErrorCode } from "../errors.ts";
+export {
+  isProviderError,
+  machineIsThere,
+  noSuchContainer,
+  noSuchMachine,
+  ProviderError,
+  type ProviderErrorCode,
+} from "../errors.ts";
 
 // What is asked of a specification, and whose a machine is.
 export { specFingerprint, specIdentity } from "../fingerprint.ts";

@@ -266,7 +266,7 @@ export class Agent {
       getPod: (id) => call("be.get", id, false, () => backend.get(id)),
       getPods: ({ labels }) => this.#listMachines(labels),
       stopPod: (id, { graceSeconds }) => call("be.stop", id, true, (sender) => backend.stop(id, graceSeconds, sender)),
-      deletePod: (id, { force }) => call("be.delete", id, true, (sender) => backend.delete(id, force, sender)),
+      deletePod: (id, how) => call("be.delete", id, true, (sender) => backend.delete(id, how, sender)),
       updatePod: (id, patch) => call("be.update", id, true, () => backend.update(id, patch)),
       watchPods: (since, { signal, labels }) => this.#watchMachines(since, signal, labels),
       getLogs: () => {

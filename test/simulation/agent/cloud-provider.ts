@@ -89,7 +89,7 @@ function guestOf(vm: Vm, { world }: Agent, cloud: CloudWorld, send: Send): Provi
     createPod: (id, spec) => ask("be.create", id, true, (sender) => cloud.put(vm, id, spec, sender)),
     getPod: (id) => ask("be.get", id, false, () => backend.get(id)),
     stopPod: (id, { graceSeconds }) => ask("be.stop", id, true, (sender) => backend.stop(id, graceSeconds, sender)),
-    deletePod: (id, { force }) => ask("be.delete", id, true, (sender) => backend.delete(id, force, sender)),
+    deletePod: (id, how) => ask("be.delete", id, true, (sender) => backend.delete(id, how, sender)),
     updatePod: (id, patch) => ask("be.update", id, true, () => backend.update(id, patch)),
     getPods: refuse,
     getLogs: refuse,

@@ -27,6 +27,17 @@ export const HELD_BY_UNITS: readonly HeldMutant[] = [
     caughtBy: { file: "pods/planner.test.ts", test: "is looked for a second time after the debounce" },
   },
   {
+    name: "what is buried for a refused pod is buried whatever is there by then",
+    rule: 2,
+    file: PLANNER,
+    find: ': { do: "bury", force: false, ifAbsent: true, verdict };',
+    replace: ': { do: "bury", force: false, verdict };',
+    caughtBy: {
+      file: "pods/creation.test.ts",
+      test: "leaves the machine alone that another agent has made since this one looked",
+    },
+  },
+  {
     name: "a machine is lost without ten seconds of patience",
     rule: 2,
     file: PLANNER,

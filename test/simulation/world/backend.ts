@@ -182,7 +182,7 @@ export class Backend {
     return this.change(id, { state: "stopping" });
   }
 
-  delete(id: string, force: boolean, sender: Sender): void {
+  delete(id: string, { force, ifAbsent }: { force: boolean; ifAbsent?: boolean | undefined }, sender: Sender): void {
     const known = this.machines.get(id);
     if (known === undefined) {
       this.#leaveTombstone(id);
@@ -190,6 +190,7 @@ export class Backend {
     }
     const { machine } = known;
     if (machine.state === "deleted") return;
+    if (ifAbsent === true) throw new ProviderError("conflict", "there is a machine");
     judgeBurial(this.#world, known, force, sender);
     if (!isOver(machine) && !force) {
       this.change(id, { state: "deleting" });

@@ -158,6 +158,19 @@ describe("a pod that was refused", () => {
     expect(world.said("UnsupportedFeature")).toEqual([]);
   });
 
+  test("leaves the machine alone that another agent has made since this one looked", async () => {
+    const world = worldOf();
+    world.rendered = NO_ROOM;
+    const remove = world.provider.deletePod.bind(world.provider);
+    world.provider.deletePod = (id, options) => {
+      world.provider.insert(id, SPEC);
+      return remove(id, options);
+    };
+    await world.pass(60_000);
+    expect(world.provider.machines.map(({ state }) => state)).toEqual(["running"]);
+    expect(world.pod.status?.phase).toBe("Running");
+  });
+
   test("leaves a tombstone before it fails, so that no create that is still on its way makes its machine", async () => {
     const world = worldOf();
     world.rendered = REJECT;

@@ -156,7 +156,7 @@ describe("a pod that is to fail and has reported no start", () => {
     expect(next(p, absent, m)).toEqual({ do: "look" });
     expect(next(p, absent, { ...m, missedAt: [NOW - 5_000] })).toEqual({ do: "look" });
     const bury = next(p, absent, { ...m, ...asked });
-    expect(bury).toMatchObject({ do: "bury", force: false, verdict: { reason } });
+    expect(bury).toMatchObject({ do: "bury", force: false, ifAbsent: true, verdict: { reason } });
     const verdict = "verdict" in bury ? bury.verdict : undefined;
     const buried = { ...m, ...asked, verdict, buried: true };
     const tombstone = found(machine({ state: "deleted", containers: [] }));

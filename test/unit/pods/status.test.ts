@@ -245,6 +245,16 @@ describe("container statuses", () => {
     expect(status(p, machine()).containerStatuses![0]!.restartCount).toBe(5);
   });
 
+  test("never let a container's last end go back to an earlier one, when the machine was lost and made again", () => {
+    const [earlier, told] = [exited("app", 1).terminated!, exited("app", 2).terminated!];
+    const shown = status(pod(), machine({ containers: [exited("app", 2, { restart_count: 2, last: earlier })] }));
+    const reborn = machine({ containers: [running("app", { id: "new", last: { ...earlier, id: "new-0" } })] });
+    expect(status(pod({ status: shown }), reborn).containerStatuses![0]).toMatchObject({
+      restartCount: 2,
+      lastState: { terminated: { exitCode: told.exit_code } },
+    });
+  });
+
   test("are sorted by name, init containers in order of the spec", () => {
     const p = pod({
       spec: {

@@ -41,7 +41,8 @@ export async function patchMachine({ provider, limits }: RouteContext, exchange:
 
 export async function deleteMachine({ provider }: RouteContext, exchange: Exchange): Promise<void> {
   const force = new Query(exchange.query, ["force"]).flag("force");
-  await provider.deletePod(machineId(exchange), { signal: exchange.workSignal, force });
+  const ifAbsent = exchange.request.headers["if-none-match"] === "*";
+  await provider.deletePod(machineId(exchange), { signal: exchange.workSignal, force, ifAbsent });
   sendNothing(exchange.response);
 }
 

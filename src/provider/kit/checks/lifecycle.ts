@@ -309,6 +309,31 @@ export const LIFECYCLE_CHECKS: readonly Check[] = [
     },
   },
   {
+    name: "delete/if-absent-leaves-a-machine-alone",
+    why: "An agent that refuses a pod because it saw no machine would take away the one that another agent has just made.",
+    needs: ["delete_if_absent"],
+    async run(context: CheckContext) {
+      const { id } = await context.running(FOREVER);
+      const call = context.provider.deletePod(id, { signal: context.signal, force: true, ifAbsent: true });
+      await context.expectCode(call, "conflict", "a deletion, if absent, of a machine that is there");
+      const { state } = await context.get(id);
+      context.expect(state === "running", "the machine to run on", `it is ${state}`);
+    },
+  },
+  {
+    name: "delete/if-absent-leaves-a-tombstone",
+    why: "A create that is on its way must not make the machine of a pod that was refused.",
+    needs: ["delete_if_absent"],
+    async run(context: CheckContext) {
+      const id = context.id();
+      // A second time, as after a lost reply, it finds its own tombstone.
+      for (let i = 0; i < 2; i++)
+        await context.provider.deletePod(id, { signal: context.signal, force: false, ifAbsent: true });
+      const call = context.provider.createPod(id, context.spec(FOREVER), { signal: context.signal });
+      await context.expectCode(call, "gone", "a create of an id that was deleted, if absent");
+    },
+  },
+  {
     name: "delete/a-create-afterwards-is-gone",
     why: "A late create must not bring back what was deleted.",
     async run(context: CheckContext) {
