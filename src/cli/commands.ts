@@ -63,6 +63,10 @@ const commands: CommandTable = {
     summary: "hold a Machine API to its contract",
     build: async () => (await import("./conformance.ts")).conformanceCommand(),
   },
+  new: {
+    summary: "write a small backend to begin with",
+    build: async () => (await import("./new.ts")).newCommand(),
+  },
   webhook: {
     summary: "place the pods of namespaces that have a policy for bursts",
     build: async () => (await import("./webhook.ts")).webhookCommand(),

@@ -1,6 +1,6 @@
 /** What `vmlet conformance` tells of a backend. */
 import { expect, test } from "vitest";
-import { linesOf, listOfChecks } from "../../../src/cli/conformance.ts";
+import { closingLines, linesOf, listOfChecks } from "../../../src/cli/conformance.ts";
 import { explained } from "../../../src/cli/explained-provider.ts";
 import { toJunit } from "../../../src/cli/junit.ts";
 import { MemoryProvider } from "../../../providers/memory/index.ts";
@@ -103,6 +103,23 @@ test("a report as JUnit has every check, and no character that XML lacks", () =>
   expect(xml).toContain(
     '<testcase classname="logs" name="tail" time="1.200"><failure message="Expected &lt;a&gt; &amp; &quot;b&quot;?.">',
   );
+});
+
+test("restarts count as checked when one check of them ran", () => {
+  const closing = (...outcomes: ("passed" | "skipped")[]) =>
+    closingLines({
+      provider: "mine",
+      version: "1",
+      capabilities: [],
+      unknownCapabilities: [],
+      uncheckedCapabilities: [],
+      results: outcomes.map((outcome, at) => ({ name: `backend-restart/${at}`, outcome, durationMs: 0 })),
+      passed: 0,
+      failed: 0,
+      skipped: 0,
+    }).join("\n");
+  expect(closing("skipped", "skipped")).toContain("not checked: what survives a restart of the backend");
+  expect(closing("passed", "skipped")).not.toContain("not checked");
 });
 
 test("there are at least 160 checks", () => {
