@@ -43,6 +43,7 @@ export const CAPABILITIES = {
   hosts: "entries in /etc/hosts",
   dns: "an own resolv.conf",
   security_context: "user, group, capabilities, read-only root, seccomp",
+  apparmor: "AppArmor profiles of the backend's host",
   privileged: "privileged containers",
   user_namespace: "users of the machine are none of its host's (host_users false)",
   sysctls: "kernel parameters of the machine",

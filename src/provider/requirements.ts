@@ -85,6 +85,7 @@ function containerSecurityNeeds(security: NonNullable<ContainerSpec["security"]>
   for (const key of ["run_as_non_root", "read_only_root"] as const) {
     if (security[key] === true) need("security_context", `${field}.${key}`);
   }
+  if (security.apparmor !== undefined && security.apparmor !== "unconfined") need("apparmor", `${field}.apparmor`);
   if (security.allow_privilege_escalation === false) need("security_context", `${field}.allow_privilege_escalation`);
   for (const key of ["capabilities_add", "capabilities_drop"] as const) {
     if (security[key]?.length) need("security_context", `${field}.${key}`);

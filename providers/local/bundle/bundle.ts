@@ -38,7 +38,7 @@ export interface BundleInput {
   sysctls: readonly { name: string; value: string }[];
   /** For these capabilities; undefined when the container is unconfined. */
   seccomp: ((capabilities: readonly string[]) => object) | undefined;
-  /** Of this host; privileged containers have none. */
+  /** Of this host. */
   apparmorProfile?: string | undefined;
   pidsLimit: number;
   /**
@@ -138,7 +138,7 @@ export function ociConfig(input: BundleInput): object {
       cwd: cwdOf(spec, image),
       // No inheritable set (CVE-2022-24769): a program's file capabilities must not gain from it.
       capabilities: { bounding: capabilities, effective: capabilities, permitted: capabilities },
-      ...(privileged || input.apparmorProfile === undefined ? {} : { apparmorProfile: input.apparmorProfile }),
+      ...(input.apparmorProfile === undefined ? {} : { apparmorProfile: input.apparmorProfile }),
       noNewPrivileges: security.allow_privilege_escalation === false && !privileged,
       ...(machine === undefined
         ? {}

@@ -39,6 +39,8 @@ export interface ContainerPolicy {
   allowPrivileged: boolean;
   /** Full names. Of these, and of the default ones, a container may add any. */
   allowedCapabilities: readonly string[];
+  /** The host's kernel enforces profiles of AppArmor: a container has one. */
+  hasAppArmor: boolean;
 }
 
 /** `net_admin` -> `CAP_NET_ADMIN`. */
@@ -75,4 +77,6 @@ function requireContainedContainer({ name, security = {} }: ContainerSpec, polic
   }
   if (security.unmasked_proc === true) throw refuse("unmasked_proc", "an unmasked /proc");
   if (security.seccomp === "unconfined") throw refuse("seccomp", "a container without a seccomp profile");
+  if (security.apparmor === "unconfined" && policy.hasAppArmor)
+    throw refuse("apparmor", "a container without an AppArmor profile");
 }

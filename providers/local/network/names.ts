@@ -22,6 +22,13 @@ export class NetworkNames {
     return `${this.#linkPrefix}${this.#hash(machineId)}`;
   }
 
+  /** Another one of these machines, whose interface would have the same name: each would remove the other's. */
+  namesake(machineId: string, others: Iterable<string>): string | undefined {
+    const name = this.link(machineId);
+    for (const other of others) if (other !== machineId && this.link(other) === name) return other;
+    return undefined;
+  }
+
   netns(machineId: string): string {
     return `${this.bridge}-${this.#hash(machineId)}`;
   }

@@ -26,6 +26,7 @@ import { Ipam, parseSubnet, type Subnet } from "./ipam.ts";
 import { NetworkNames } from "./names.ts";
 import { networkRules } from "./rules.ts";
 import { forgetSender, holdSender } from "./sender-rules.ts";
+import { whileSteady } from "./steady.ts";
 import { HostError } from "../host/host-error.ts";
 
 export interface NetworkOptions {
@@ -134,7 +135,7 @@ export class HostNetwork {
   /** A network namespace with lo and eth0 for the machine. Repeating it gives the same one. */
   async attachNamespace(machineId: string): Promise<Attachment> {
     await this.ensure();
-    const attachment = this.#describe(machineId, await this.#ipam.acquire(machineId), true);
+    const attachment = this.#describe(machineId, await this.#acquire(machineId), true);
     const { address, prefix, gateway, link, mac } = attachment;
     const name = this.#names.netns(machineId);
     // Left half-made by a kill: begin again, it costs milliseconds.
@@ -177,7 +178,7 @@ export class HostNetwork {
   /** A tap on the bridge for the machine's VM, which sets `address` and `mac` itself. */
   async attachTap(machineId: string): Promise<Attachment> {
     await this.ensure();
-    const attachment = this.#describe(machineId, await this.#ipam.acquire(machineId), false);
+    const attachment = this.#describe(machineId, await this.#acquire(machineId), false);
     await this.#removeLinks(machineId);
     const made = ip([
       `tuntap add dev ${attachment.link} mode tap`,
@@ -300,6 +301,11 @@ export class HostNetwork {
 
   /** Makes again what another program has removed. @returns what that was; undefined when all is there */
   async heal(): Promise<string | undefined> {
+    const links = async () => (await this.#attached()).map(({ link }) => link);
+    return await whileSteady(links, () => this.#healOnce());
+  }
+
+  async #healOnce(): Promise<string | undefined> {
     const missing = await this.#missing();
     if (missing === undefined) return undefined;
     this.#ready.forget();
@@ -399,6 +405,16 @@ export class HostNetwork {
       if (ifname !== this.#names.bridge && taken !== undefined)
         throw new HostError(`network.cidr ${cidr}: this host has ${taken.local} on ${ifname}: choose another range`);
     }
+  }
+
+  async #acquire(machineId: string): Promise<string> {
+    const namesake = this.#names.namesake(machineId, (await this.#ipam.leases()).values());
+    if (namesake !== undefined)
+      throw new ProviderError(
+        "unavailable",
+        `machine ${machineId} would have the network interface ${this.#names.link(machineId)}, which is that of machine ${namesake}`,
+      );
+    return await this.#ipam.acquire(machineId);
   }
 
   async #admit(attachment: Attachment): Promise<void> {

@@ -9,7 +9,7 @@ import type { Container, Pod } from "../../kube/wire.ts";
 import { shortened } from "../budget.ts";
 import type { PodEvent } from "../types.ts";
 import { isSidecar } from "../../resources/pod-resources.ts";
-import { effectiveSecurityContext } from "../security-context.ts";
+import { appArmorPaths, effectiveSecurityContext } from "../security-context.ts";
 import {
   ANNOTATION_INSTANCE_TYPE,
   INSTANCE_TYPE_FORBIDDEN,
@@ -30,6 +30,8 @@ interface GatedFeature extends Feature {
   capability: Capability;
   /** Without the capability the pod still runs; its author is told by a Warning event. */
   warning?: { reason: string; effect: string };
+  /** The kubelet's own reason and words for a node that lacks it, where there are some. */
+  refusal?: { reason: string; why: string };
 }
 
 interface RefusedFeature extends Feature {
@@ -44,6 +46,9 @@ interface IgnoredFeature extends Feature {
   reason: string;
   why: string;
 }
+
+/** The kubelet's reason for profiles that cannot be enforced. */
+const APPARMOR = "AppArmor";
 
 /** Reason of a rejected pod for which the kubelet has no word of its own. */
 const UNSUPPORTED_FEATURE = "UnsupportedFeature";
@@ -115,6 +120,12 @@ export const GATED_FEATURES: readonly GatedFeature[] = [
     capability: "share_process_namespace",
     field: "spec.shareProcessNamespace",
     find: (pod) => (pod.spec?.shareProcessNamespace ? ["spec.shareProcessNamespace"] : []),
+  },
+  {
+    capability: "apparmor",
+    refusal: { reason: APPARMOR, why: "Cannot enforce AppArmor: AppArmor is not enabled on the host" },
+    field: "securityContext.appArmorProfile, and the annotations before it",
+    find: appArmorPaths,
   },
   {
     capability: "user_namespace",
@@ -259,13 +270,13 @@ export const REFUSED_FEATURES: readonly RefusedFeature[] = [
     find: (pod) => findEffective(pod, (c) => c.seccompProfile?.type === "Localhost", "seccompProfile"),
   },
   {
-    field: "securityContext.appArmorProfile",
-    why: "Cannot enforce AppArmor: AppArmor is not enabled on the host",
-    reason: "AppArmor",
+    field: "securityContext.appArmorProfile: Localhost, without a name",
+    why: "Cannot enforce AppArmor: invalid empty AppArmor profile name",
+    reason: APPARMOR,
     find: (pod) =>
       findEffective(
         pod,
-        (c) => ["Localhost", "RuntimeDefault"].includes(c.appArmorProfile?.type ?? ""),
+        (c) => c.appArmorProfile?.type === "Localhost" && !c.appArmorProfile.localhostProfile?.trim(),
         "appArmorProfile",
       ),
   },
@@ -316,7 +327,7 @@ export function checkCapabilities(pod: Pod, context: GateContext): GateResult {
 /** Likewise for one of the ephemeral containers of a pod that it runs. */
 export function checkEphemeralContainer(pod: Pod, index: number, context: GateContext): GateResult {
   const own = `spec.ephemeralContainers[${index}]`;
-  if (!context.capabilities.has(EPHEMERAL.capability)) return resultOf([lacks(own, EPHEMERAL.capability, context)]);
+  if (!context.capabilities.has(EPHEMERAL.capability)) return resultOf([lacks(own, EPHEMERAL, context)]);
   // As if it were the pod's only container; of what comes out, only what is its own: the rest was judged with the pod.
   const { initContainers: _init, ephemeralContainers = [], ...spec } = pod.spec ?? { containers: [] };
   const alone = { ...pod, spec: { ...spec, containers: [ephemeralContainers[index]!] } };
@@ -331,8 +342,13 @@ interface Problem {
   missing?: Capability;
 }
 
-function lacks(path: string, missing: Capability, { backend }: GateContext): Problem {
-  return { path, why: `backend "${backend}" lacks capability ${missing}`, reason: UNSUPPORTED_FEATURE, missing };
+function lacks(
+  path: string,
+  { capability: missing, refusal }: Pick<GatedFeature, "capability" | "refusal">,
+  { backend }: GateContext,
+): Problem {
+  const { reason = UNSUPPORTED_FEATURE, why = `backend "${backend}" lacks capability ${missing}` } = refusal ?? {};
+  return { path, why, reason, missing };
 }
 
 function findProblems(pod: Pod, context: GateContext): Problem[] {
@@ -353,7 +369,7 @@ function findProblems(pod: Pod, context: GateContext): Problem[] {
     if (!isMissing && !isSwitchedOff) continue;
     const why = "hostPath is not allowed on this node (allowHostPath)";
     for (const path of feature.find(pod))
-      problems.push(isMissing ? lacks(path, feature.capability, context) : { path, why, reason: UNSUPPORTED_FEATURE });
+      problems.push(isMissing ? lacks(path, feature, context) : { path, why, reason: UNSUPPORTED_FEATURE });
   }
   const forbidden = instanceTypeFault(pod, context.instanceTypes);
   if (forbidden !== undefined)

@@ -10,7 +10,7 @@ import { effectiveSecurityContext, pickDefined } from "../security-context.ts";
 /** What the machine is told about one container; undefined when the pod asks for nothing. */
 export function containerSecurity(
   pod: Pod,
-  container: Pick<Container, "securityContext">,
+  container: Pick<Container, "name" | "securityContext">,
 ): ContainerSecurity | undefined {
   const context = effectiveSecurityContext(pod, container);
   const add = context.capabilities?.add ?? [];
@@ -26,9 +26,16 @@ export function containerSecurity(
     capabilities_add: add.length > 0 ? [...add] : undefined,
     capabilities_drop: drop.length > 0 ? [...drop] : undefined,
     seccomp: seccomp === "RuntimeDefault" ? "runtime_default" : seccomp === "Unconfined" ? "unconfined" : undefined,
+    apparmor: appArmorOf(context.appArmorProfile),
     unmasked_proc: context.procMount === "Unmasked" ? true : undefined,
   });
   return Object.keys(security).length > 0 ? security : undefined;
+}
+
+function appArmorOf(profile: ReturnType<typeof effectiveSecurityContext>["appArmorProfile"]): string | undefined {
+  if (profile?.type === "Localhost") return `localhost/${profile.localhostProfile}`;
+  if (profile?.type === "RuntimeDefault") return "runtime_default";
+  return profile?.type === "Unconfined" ? "unconfined" : undefined;
 }
 
 /** What the machine is told about the pod as a whole; undefined when the pod asks for nothing. */

@@ -424,6 +424,7 @@ export interface components {
        *     | `hosts` | entries in /etc/hosts |
        *     | `dns` | an own resolv.conf |
        *     | `security_context` | user, group, capabilities, read-only root, seccomp |
+       *     | `apparmor` | AppArmor profiles of the backend's host |
        *     | `privileged` | privileged containers |
        *     | `user_namespace` | users of the machine are none of its host's (host_users false) |
        *     | `sysctls` | kernel parameters of the machine |
@@ -757,6 +758,8 @@ export interface components {
        * @enum {string}
        */
       seccomp?: "runtime_default" | "unconfined";
+      /** @description AppArmor profile: the backend's usual one, none, or that of this name which the host has loaded. Absent: as the backend sees fit. Any but `unconfined` needs the capability `apparmor`. */
+      apparmor?: string;
       /** @description Nothing of /proc is hidden. */
       unmasked_proc?: boolean;
     };
@@ -1729,4 +1732,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: c7846766153e513c6b67b6c97fc8d513651209b13e1e69c2e8fcb7fb2a612193
+// sha256 of openapi.yaml: 6252bfd7a60550919ece67b52eed332e63ecd70914fde2d4394b8636a93b4bdc

@@ -67,6 +67,7 @@ export const UNCHECKED: readonly Capability[] = [
   "host_ports",
   "hosts",
   "dns",
+  "apparmor",
   "privileged",
   "user_namespace",
   "sysctls",

@@ -129,11 +129,9 @@ describe("configuration", () => {
     ["unconfined", { seccomp: "unconfined" }],
     ["privileged", { privileged: true }],
   ])("%s has no filter", (_title, security) => expect(config({}, { security }).linux).not.toHaveProperty("seccomp"));
-  test("the host's AppArmor profile is every container's that is not privileged", () => {
-    const profile = (more: object, spec = {}) => config(more, spec).process["apparmorProfile"];
-    expect(profile({ apparmorProfile: "p" })).toBe("p");
-    expect(profile({})).toBeUndefined();
-    expect(profile({ apparmorProfile: "p" }, { security: { privileged: true } })).toBeUndefined();
+  test("an AppArmor profile is that of the container's process", () => {
+    const profile = (more: object) => config(more).process["apparmorProfile"];
+    expect([profile({ apparmorProfile: "p" }), profile({})]).toEqual(["p", undefined]);
   });
   test("a privileged container sees all of /proc", () =>
     expect(config({}, { security: { privileged: true } }).linux).not.toHaveProperty("maskedPaths"));

@@ -2,7 +2,11 @@ import { describe, expect, test } from "vitest";
 import { OciEngine } from "../../../providers/local/engines/oci/engine.ts";
 import { VmEngine } from "../../../providers/local/engines/vm/engine.ts";
 import { ALL_LINUX_CAPABILITIES } from "../../../providers/local/bundle/bundle.ts";
-import { CONTAINED_CAPABILITIES, DEFAULT_CAPABILITIES } from "../../../providers/local/bundle/container-policy.ts";
+import {
+  CONTAINED_CAPABILITIES,
+  DEFAULT_CAPABILITIES,
+  requireContained,
+} from "../../../providers/local/bundle/container-policy.ts";
 import type { ContainerSecurity, MachineSpec } from "../../../src/provider/machine.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
@@ -53,6 +57,12 @@ describe("a pod on a kernel that it shares", () => {
   ])("is refused with %s", (_title, security, field) =>
     expect(verdict(spec(security))).toEqual(refused(`containers.security.${field}`)),
   );
+  test.each([true, false])("is refused without an AppArmor profile where the kernel has it: %s", (hasAppArmor) => {
+    const policy = { allowPrivileged: false, allowedCapabilities: [], hasAppArmor };
+    const check = () => requireContained(spec({ apparmor: "unconfined" }), policy);
+    if (hasAppArmor) expect(check).toThrow(refused("containers.security.apparmor"));
+    else expect(check).not.toThrow();
+  });
   test.each(["init_containers", "ephemeral_containers"] as const)("is refused for one of its %s, too", (kind) => {
     const more = { [kind]: [{ name: "b", image: "i", security: { capabilities_add: ["SYS_ADMIN"] } }] };
     expect(verdict(spec({}, more))).toEqual(refused("containers.security.capabilities_add"));

@@ -130,7 +130,7 @@ describe("the capability gate", () => {
   });
 
   test("has a case above for each of its rows", () => {
-    const tested = [...Object.keys(NEEDS), ...Object.keys(WARNINGS)];
+    const tested = [...Object.keys(NEEDS), ...Object.keys(WARNINGS), "apparmor"];
     expect(GATED_FEATURES.map(({ capability }) => capability).sort()).toEqual(tested.sort());
   });
 
@@ -249,10 +249,11 @@ describe("what no machine can have", () => {
   });
 
   test("is refused with the kubelet's reason where there is one", () => {
-    expect(check(podWithContainer({ securityContext: { appArmorProfile: { type: "RuntimeDefault" } } }))).toEqual({
+    const appArmorProfile = { type: "Localhost", localhostProfile: " " };
+    expect(check(podWithContainer({ securityContext: { appArmorProfile } }))).toEqual({
       ok: false,
       reason: "AppArmor",
-      message: "Cannot enforce AppArmor: AppArmor is not enabled on the host",
+      message: "Cannot enforce AppArmor: invalid empty AppArmor profile name",
       missing: [],
     });
   });
@@ -262,6 +263,46 @@ describe("what no machine can have", () => {
       ({ reason, find }) => reason === undefined && !REFUSED.some(([, pod]) => find(pod).length > 0),
     );
     expect(unseen.map(({ field }) => field)).toEqual([]);
+  });
+});
+
+describe("a pod with AppArmor profiles", () => {
+  const annotated = (value: string): Pod => {
+    const pod = podWithContainer({ name: "main" });
+    const annotations = { "container.apparmor.security.beta.kubernetes.io/main": value };
+    return { ...pod, metadata: { ...pod.metadata, annotations } };
+  };
+  const withProfile = (type: string, of?: string): Pod =>
+    podWithContainer(
+      { securityContext: { appArmorProfile: { type } } },
+      of ? { securityContext: { appArmorProfile: { type: of } } } : {},
+    );
+  const REQUIRING: [string, Pod][] = [
+    ["a container's RuntimeDefault", withProfile("RuntimeDefault")],
+    ["the pod's", podWith({ securityContext: { appArmorProfile: { type: "Localhost", localhostProfile: "p" } } })],
+    ["the pod's, though each container wants none", withProfile("Unconfined", "RuntimeDefault")],
+    ["an annotation", annotated("localhost/p")],
+    ["an annotation for the usual one", annotated("runtime/default")],
+  ];
+
+  test.each(REQUIRING)(
+    "is refused in the kubelet's words where the backend's host has no AppArmor: %s",
+    (_title, pod) => {
+      expect(check(pod)).toEqual({ ok: true });
+      expect(check(pod, ["apparmor"])).toEqual({
+        ok: false,
+        reason: "AppArmor",
+        message: "Cannot enforce AppArmor: AppArmor is not enabled on the host",
+        missing: ["apparmor"],
+      });
+    },
+  );
+
+  test.each([
+    ["field", withProfile("Unconfined")],
+    ["annotation", annotated("unconfined")],
+  ])("that wants none by %s runs on any host", (_title, pod) => {
+    expect(check(pod, ["apparmor"])).toEqual({ ok: true });
   });
 });
 
@@ -333,7 +374,9 @@ describe("an ephemeral container", () => {
     const [reason, message] = refusal({ volumeDevices: [{ name: "d", devicePath: "/dev/x" }] }) ?? [];
     expect(reason).toBe("UnsupportedFeature");
     expect(message).toBe("spec.ephemeralContainers[1].volumeDevices: block devices cannot be given to a machine");
-    expect(refusal({ securityContext: { appArmorProfile: { type: "RuntimeDefault" } } })?.[0]).toBe("AppArmor");
+    expect(refusal({ securityContext: { appArmorProfile: { type: "RuntimeDefault" } } }, ["apparmor"])?.[0]).toBe(
+      "AppArmor",
+    );
   });
 
   test("is not refused for what its pod was let run with", () => {

@@ -153,6 +153,23 @@ describe("renderMachineSpec", () => {
     });
   });
 
+  test.each([
+    ["its own", { appArmorProfile: { type: "Unconfined" } }, "runtime/default", "unconfined"],
+    ["that of its annotation", {}, "localhost/a/b", "localhost/a/b"],
+    ["that of its annotation, the usual one", {}, "runtime/default", "runtime_default"],
+    ["its pod's", {}, undefined, "localhost/pods"],
+    ["its pod's where its annotation makes no sense", {}, "nonsense", "localhost/pods"],
+  ])(
+    "gives a container the AppArmor profile that a kubelet would: %s",
+    (_title, securityContext, annotation, expected) => {
+      const pods = { appArmorProfile: { type: "Localhost", localhostProfile: "pods" } };
+      const pod = podWithContainer({ securityContext }, { securityContext: pods });
+      const annotations = annotation && { "container.apparmor.security.beta.kubernetes.io/app": annotation };
+      const { spec } = ready(inputFor({ ...pod, metadata: { ...pod.metadata, ...(annotations && { annotations }) } }));
+      expect(spec.containers[0]?.security).toEqual({ apparmor: expected });
+    },
+  );
+
   test("renders what concerns the pod as a whole", () => {
     const { spec } = ready(
       inputFor(

@@ -77,6 +77,12 @@ describe("requiredCapabilities", () => {
       "containers.0.security.allow_privilege_escalation",
     ],
     [
+      "an AppArmor profile",
+      { containers: [containerSpec({ security: { apparmor: "localhost/p" } })] },
+      "apparmor",
+      "containers.0.security.apparmor",
+    ],
+    [
       "privileges",
       { containers: [containerSpec({ security: { privileged: true } })] },
       "privileged",

@@ -76,6 +76,7 @@ export function criSecurity(spec: ContainerSpec, surroundings: ContainerSurround
           ? SecurityProfile_ProfileType.Unconfined
           : SecurityProfile_ProfileType.RuntimeDefault,
     },
+    ...appArmorOf(security),
     maskedPaths: unmasked ? [] : [...MASKED_PATHS],
     readonlyPaths: unmasked ? [] : [...READONLY_PATHS],
     namespaceOptions: namespaces(machine, { targetId, users }),
@@ -117,6 +118,28 @@ function userOf({ name, security }: ContainerSpec, { machineId, machine, image }
   const number = imageUser === "" ? 0 : Number(imageUser);
   if (Number.isInteger(number)) return { runAsUser: { value: BigInt(number) }, ...runAsGroup };
   return { runAsUsername: imageUser, ...runAsGroup };
+}
+
+/** Absent: the runtime's own, where its host has AppArmor. The older field is for runtimes that know it alone. */
+function appArmorOf({ apparmor }: ContainerSecurity) {
+  switch (apparmor) {
+    case undefined:
+      return {};
+    case "runtime_default":
+      return {
+        apparmor: { profileType: SecurityProfile_ProfileType.RuntimeDefault },
+        apparmorProfile: "runtime/default",
+      };
+    case "unconfined":
+      return { apparmor: { profileType: SecurityProfile_ProfileType.Unconfined }, apparmorProfile: "unconfined" };
+    default: {
+      const localhostRef = apparmor.replace(/^localhost\//, "");
+      return {
+        apparmor: { profileType: SecurityProfile_ProfileType.Localhost, localhostRef },
+        apparmorProfile: apparmor,
+      };
+    }
+  }
 }
 
 function capabilitiesFor(container: string, security: ContainerSecurity) {

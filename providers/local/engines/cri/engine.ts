@@ -21,6 +21,7 @@ import {
   type RuntimeHandler as MachineRuntime,
   SharedPlaces,
 } from "../../../../src/provider/kit/index.ts";
+import { checkAppArmor, hasAppArmor } from "../../bundle/apparmor.ts";
 import { allMachinesPids, Cgroup, checkCgroups } from "../../bundle/cgroup.ts";
 import {
   capabilityName,
@@ -95,6 +96,7 @@ export class CriEngine implements Engine {
   /** containerd's shim. */
   readonly overhead = { machineBytes: 16 * 1024 ** 2, containerBytes: 0 };
   readonly #options: CriEngineOptions;
+  readonly #hasAppArmor = hasAppArmor();
   readonly #policy: ContainerPolicy;
   readonly #own: OwnContainerd | undefined;
   readonly #client: CriClient;
@@ -112,6 +114,7 @@ export class CriEngine implements Engine {
     this.#policy = {
       allowPrivileged: options.allowPrivileged === true,
       allowedCapabilities: (options.allowedCapabilities ?? CONTAINED_CAPABILITIES).map(capabilityName),
+      hasAppArmor: this.#hasAppArmor,
     };
     const { bridge = DEFAULT_BRIDGE, cidr = DEFAULT_CIDR } = network;
     if (socket === undefined)
@@ -168,6 +171,7 @@ export class CriEngine implements Engine {
     return [
       ...CRI_CAPABILITIES,
       ...(this.#policy.allowPrivileged ? (["privileged"] as const) : []),
+      ...(this.#hasAppArmor ? (["apparmor"] as const) : []),
       ...(byDefault?.features?.userNamespaces === true ? (["user_namespace"] as const) : []),
     ];
   }
@@ -192,7 +196,13 @@ export class CriEngine implements Engine {
     const surroundings = [...(await checkCgroups()), ...(await checkResolvConf()), ...checkMachineUsers()];
     if (this.#own === undefined) return [...(await this.#checkRuntime()), ...surroundings];
     const forwarding = await checkForwarding(this.#options.network?.bridge ?? DEFAULT_BRIDGE);
-    return [...OwnContainerd.check(), ...HostNetwork.check("namespace"), ...surroundings, ...forwarding];
+    return [
+      ...OwnContainerd.check(),
+      ...HostNetwork.check("namespace"),
+      ...checkAppArmor(),
+      ...surroundings,
+      ...forwarding,
+    ];
   }
 
   /** What the host's runtime lacks. */

@@ -36,10 +36,10 @@ import {
   requireContained,
 } from "../../bundle/container-policy.ts";
 import { OCI_CAPABILITIES } from "../capabilities.ts";
+import { canConfine, checkAppArmor, hasAppArmor, loadProfile } from "../../bundle/apparmor.ts";
 import { allMachinesPids, Cgroup, checkCgroups } from "../../bundle/cgroup.ts";
 import { checkResolvConf } from "../../bundle/host-resolv.ts";
 import { hostCapacity, machinesShare } from "../../bundle/host-reserve.ts";
-import { checkAppArmor, loadProfile } from "./apparmor.ts";
 import type { OciContext } from "./context.ts";
 import { OciSandbox, openSandbox, recoverSandbox } from "./sandbox.ts";
 import { pauseProgram } from "../../bundle/pause.ts";
@@ -110,6 +110,7 @@ export class OciEngine implements Engine {
     this.#policy = {
       allowPrivileged: options.allowPrivileged === true,
       allowedCapabilities: (options.allowedCapabilities ?? CONTAINED_CAPABILITIES).map(capabilityName),
+      hasAppArmor: hasAppArmor(),
     };
     this.images = new HostImages({
       dir: join(stateDir, "images"),
@@ -136,6 +137,7 @@ export class OciEngine implements Engine {
       ...OCI_CAPABILITIES,
       ...(pauseProgram(process.arch) === undefined ? [] : (["share_process_namespace"] as const)),
       ...(this.#policy.allowPrivileged ? (["privileged"] as const) : []),
+      ...(canConfine() ? (["apparmor"] as const) : []),
     ];
   }
 
@@ -183,7 +185,7 @@ export class OciEngine implements Engine {
       });
     problems.push(
       ...(await checkCgroups()),
-      ...(await checkAppArmor()),
+      ...checkAppArmor(),
       ...(await checkForwarding(this.#options.network?.bridge ?? DEFAULT_BRIDGE)),
       ...(await checkResolvConf()),
     );

@@ -56,6 +56,7 @@ import { LoopbackRelay } from "../../network/loopback-relay.ts";
 import type { Attachment } from "../../network/network.ts";
 import { allProcesses, isAlive, processArguments } from "../../host/proc.ts";
 import { spawnStreams } from "../../shim/spawn.ts";
+import { profileOf } from "../../bundle/apparmor.ts";
 import { capabilitiesInMask, commandEnv, ociConfig, ociResources } from "../../bundle/bundle.ts";
 import { Cgroup, cgroupVersion } from "../../bundle/cgroup.ts";
 import { kernelHostname } from "../../bundle/host-files.ts";
@@ -197,7 +198,7 @@ export class OciSandbox implements Sandbox {
         cgroupVersion: cgroupVersion(),
         sysctls: [...DEFAULT_SYSCTLS, ...(this.#home.spec.security?.sysctls ?? [])],
         seccomp: (capabilities) => seccompProfile(this.#context.seccomp(), capabilities, process.arch),
-        apparmorProfile: await this.#context.apparmor.get(),
+        apparmorProfile: await profileOf(spec, await this.#context.apparmor.get()),
         pidsLimit: this.#context.pidsLimit,
         grantable,
         machine: {

@@ -3,32 +3,42 @@
  * capabilities. It is containerd's: files, network and capabilities as they are, but no mounts, no writing to what the
  * kernel shows in /proc and /sys, no tracing of and no signals to what is not a container.
  */
-import { existsSync } from "node:fs";
+import { existsSync, readFileSync } from "node:fs";
 import { mkdir, readFile } from "node:fs/promises";
 import { join } from "node:path";
-import type { Logger } from "../../../../src/provider/kit/index.ts";
-import type { HostProblem } from "../../engine.ts";
-import { findTool, run } from "../../host/command.ts";
-import { writeFileAtomic } from "../../host/files.ts";
+import type { ContainerSpec, Logger } from "../../../src/provider/kit/index.ts";
+import { ContainerError, type HostProblem } from "../engine.ts";
+import { findTool, run } from "../host/command.ts";
+import { writeFileAtomic } from "../host/files.ts";
 
 /** @internal */
 export const PROFILE = "vmlet-default";
 const PARSER = "apparmor_parser";
+const KERNEL = "sys/kernel/security/apparmor";
+const LOCALHOST = "localhost/";
 const LOAD_MS = 30_000;
 /** Of Debian's, Ubuntu's and SUSE's package. */
 const INCLUDES = ["tunables/global", "abstractions/base"];
 
 const ownParser = () => findTool(PARSER);
 
-/** @param root of the host's files @internal */
-export async function hasAppArmor(root = "/"): Promise<boolean> {
-  if (!existsSync(join(root, "sys/kernel/security/apparmor"))) return false;
-  const enabled = await readFile(join(root, "sys/module/apparmor/parameters/enabled"), "latin1").catch(() => "");
-  return enabled.trim() === "Y";
+/** Whether the kernel enforces profiles, by which a kubelet goes. @param root of the host's files */
+export function hasAppArmor(root = "/"): boolean {
+  if (!existsSync(join(root, KERNEL))) return false;
+  try {
+    return readFileSync(join(root, "sys/module/apparmor/parameters/enabled"), "latin1").trim() === "Y";
+  } catch {
+    return false; // it has none
+  }
 }
 
-export async function checkAppArmor(root = "/", findParser = ownParser): Promise<HostProblem[]> {
-  if (!(await hasAppArmor(root)) || findParser() !== undefined) return [];
+/** Whether there is a profile for containers as well, which has to be loaded. */
+export function canConfine(root = "/", findParser = ownParser): boolean {
+  return hasAppArmor(root) && findParser() !== undefined;
+}
+
+export function checkAppArmor(root = "/", findParser = ownParser): HostProblem[] {
+  if (!hasAppArmor(root) || findParser() !== undefined) return [];
   return [
     {
       fatal: false,
@@ -54,7 +64,7 @@ export async function loadProfile({
   findParser = ownParser,
 }: LoadOptions): Promise<string | undefined> {
   const parser = findParser();
-  if (!(await hasAppArmor(root)) || parser === undefined) return undefined;
+  if (!hasAppArmor(root) || parser === undefined) return undefined;
   const file = join(dir, PROFILE);
   try {
     await mkdir(dir, { recursive: true, mode: 0o700 });
@@ -67,6 +77,36 @@ export async function loadProfile({
     return undefined;
   }
 }
+
+/**
+ * The profile that a container asks for, as containerd finds it: one that is privileged never has the usual one.
+ * @param usual profile of containers; undefined where there is none
+ * @throws ContainerError when there is no such profile
+ */
+export async function profileOf(
+  { name, security = {} }: Pick<ContainerSpec, "name" | "security">,
+  usual: string | undefined,
+  root = "/",
+): Promise<string | undefined> {
+  const { apparmor, privileged } = security;
+  if (apparmor === "unconfined") return undefined;
+  if (apparmor?.startsWith(LOCALHOST)) {
+    const wanted = apparmor.slice(LOCALHOST.length);
+    const loaded = await readFile(join(root, KERNEL, "profiles"), "utf8").catch(() => "");
+    if (loaded.split("\n").some((line) => line.startsWith(`${wanted} (`))) return wanted;
+    throw createError(name, `apparmor profile not found ${wanted}`);
+  }
+  if (privileged === true) return undefined;
+  if (usual === undefined && apparmor !== undefined) throw createError(name, "apparmor is not supported");
+  return usual;
+}
+
+/** In containerd's words. */
+const createError = (container: string, message: string) =>
+  new ContainerError(
+    "CreateContainerError",
+    `container ${container}: failed to generate apparmor spec opts: ${message}`,
+  );
 
 /** @param includes those of the host's own files that are there @internal */
 export function profileText(includes: readonly string[]): string {
