@@ -40,6 +40,7 @@ export class VolatileDisk {
   /** Newest last. */
   #cache: Write[] = [];
   #isCut = false;
+  readonly #connections = new Set<Socket>();
   #countdown: { left: number; cut: () => void } | undefined;
   /** Of this disk since it was made. */
   readonly count = { writes: 0, flushes: 0, lost: 0 };
@@ -70,6 +71,8 @@ export class VolatileDisk {
   losePower(random: Random): void {
     this.#isCut = true;
     this.#countdown = undefined;
+    // What has been asked and not read yet must not be done when the power is on again.
+    for (const connection of this.#connections) connection.destroy();
     // All, nothing, or a part of each: disks differ.
     const share = [0, 0.5, 1][Math.floor(random() * 3)]!;
     for (const write of this.#cache) {
@@ -124,6 +127,7 @@ export class VolatileDisk {
 
   async #serve(connection: Socket): Promise<void> {
     connection.on("error", () => {});
+    this.#connections.add(connection);
     try {
       const take = reader(connection);
       const hello = Buffer.alloc(18);
@@ -136,6 +140,8 @@ export class VolatileDisk {
       for (;;) await this.#request(connection, take);
     } catch {
       connection.destroy();
+    } finally {
+      this.#connections.delete(connection);
     }
   }
 
@@ -172,7 +178,7 @@ export class VolatileDisk {
     const offset = Number(head.readBigUInt64BE(16));
     const length = head.readUInt32BE(24);
     const data = command === "write" ? await take(length) : Buffer.alloc(0);
-    if (command === undefined || command === "disconnect") throw new Error("the end");
+    if (command === undefined || command === "disconnect" || connection.destroyed) throw new Error("the end");
     const reply = Buffer.alloc(16);
     reply.writeUInt32BE(NBD.replyMagic, 0);
     head.copy(reply, 8, 8, 16);

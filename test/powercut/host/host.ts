@@ -5,6 +5,7 @@ import { cp, mkdir, mkdtemp, readFile, rm, truncate, writeFile } from "node:fs/p
 import { connect } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { addAbortSignal } from "node:stream";
 import { assemble } from "../../../helm/assemble.ts";
 import { HttpVmProvider } from "../../../providers/http-vm/index.ts";
 import { defaultGuestDir } from "../../../providers/local/engines/vm/guest.ts";
@@ -18,6 +19,7 @@ import { runCommand } from "../../e2e/harness/exec.ts";
 import { freePort } from "../../e2e/harness/ports.ts";
 import { waitFor } from "../../e2e/harness/wait.ts";
 import { VolatileDisk } from "./disk.ts";
+import { hostState } from "./state.ts";
 
 const SCRIPT = join(import.meta.dirname, "image.sh");
 /** init writes it to the backend's token file. */
@@ -26,6 +28,10 @@ const DISK_BYTES = 1024 * 1024 * 1024;
 const MEMORY_MIB = 1536;
 /** Emulated on a busy machine it takes a minute. */
 const BOOT_MS = 300_000;
+const SHELL_MS = 60_000;
+/** A killed process goes at once, unless this machine is overrun. */
+const EXIT_MS = 60_000;
+const CONSOLE_CHARS = 8_000;
 
 /** Programs that the emulated host and its making need, that are missing here. */
 export function missingForHost(): string[] {
@@ -68,6 +74,7 @@ export class EmulatedHost {
   readonly disk: VolatileDisk;
   #qemu: ChildProcess | undefined;
   #port = 0;
+  #scripts = 0;
   boots = 0;
 
   private constructor(images: Images, dir: string) {
@@ -103,12 +110,12 @@ export class EmulatedHost {
     return this.#qemu !== undefined;
   }
 
-  /** Resolves when the backend answers. @throws Error with the end of the console when it does not */
+  /** Resolves when the backend answers. @throws Error when it does not, or is off before */
   async boot(): Promise<void> {
     this.disk.powerOn();
     this.boots++;
     this.#port = await freePort();
-    await rm(this.#shellSocket, { force: true });
+    for (const socket of [this.#shellSocket, this.#qmpSocket]) await rm(socket, { force: true });
     const drive = (id: string, source: string[], readonly: boolean) => [
       ...["-blockdev", [...source, `node-name=${id}`, ...(readonly ? ["read-only=on"] : [])].join()],
       ...["-device", `virtio-blk-pci,drive=${id}`],
@@ -116,15 +123,21 @@ export class EmulatedHost {
     const file = (path: string) => ["driver=file", `filename=${path}`];
     const args = [
       ...["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot", "-machine", "pc", "-cpu", "max"],
-      ...["-accel", process.env["POWERCUT_ACCEL"] ?? "tcg,thread=multi", "-smp", "2", "-m", String(MEMORY_MIB)],
+      // Of two emulated processors that run at the same time, one now and then never hears what the other wakes it for.
+      ...["-accel", process.env["POWERCUT_ACCEL"] ?? "tcg,thread=single", "-smp", process.env["POWERCUT_SMP"] ?? "1"],
+      ...["-m", String(MEMORY_MIB)],
       ...["-kernel", this.#images.vmlinuz, "-initrd", this.#images.initrd],
-      ...["-append", "console=ttyS0 quiet panic=-1 mitigations=off random.trust_cpu=on no_timer_check tsc=reliable"],
+      ...[
+        "-append",
+        "console=ttyS0 quiet panic=-1 mitigations=off random.trust_cpu=on no_timer_check tsc=reliable unknown_nmi_panic",
+      ],
       ...drive("vda", file(this.#images.system), true),
       ...drive("vdb", ["driver=nbd", "server.type=unix", `server.path=${join(this.#dir, "disk.sock")}`], false),
       ...drive("vdc", file(join(this.#dir, "config")), true),
       ...["-netdev", `user,id=net,hostfwd=tcp:127.0.0.1:${this.#port}-:8080`],
       ...["-device", "virtio-net-pci,netdev=net,romfile="],
       ...["-chardev", `file,id=console,path=${this.#console}`, "-serial", "chardev:console"],
+      ...["-qmp", `unix:${this.#qmpSocket},server=on,wait=off`],
       ...["-chardev", `socket,id=shell,path=${this.#shellSocket},server=on,wait=off`, "-serial", "chardev:shell"],
     ];
     const qemu = spawn("qemu-system-x86_64", args, { stdio: ["ignore", "ignore", "inherit"] });
@@ -132,17 +145,19 @@ export class EmulatedHost {
     qemu.once("exit", () => {
       if (this.#qemu === qemu) this.#qemu = undefined;
     });
+    const over = new AbortController();
+    qemu.once("exit", () => over.abort(new Error("QEMU has ended")));
+    const what = "the backend of the emulated host";
     try {
-      const ended = once(qemu, "exit").then(() => Promise.reject(new Error("QEMU has ended")));
-      const what = "the backend of the emulated host";
-      const answered = waitFor({ what, timeoutMs: BOOT_MS, intervalMs: 200 }, async () => {
-        await this.provider().getPods({ labels: {}, signal: AbortSignal.timeout(5_000) });
+      await waitFor({ what, timeoutMs: BOOT_MS, intervalMs: 200, signal: over.signal }, async () => {
+        over.signal.throwIfAborted();
+        await this.provider().getPods({
+          labels: {},
+          signal: AbortSignal.any([over.signal, AbortSignal.timeout(5_000)]),
+        });
       });
-      ended.catch(() => {});
-      answered.catch(() => {});
-      await Promise.race([answered, ended]);
     } catch (thrown) {
-      throw new Error(`the host has not come up:\n${await this.console()}`, { cause: thrown });
+      throw new Error(`the host has not come up${over.signal.aborted ? ": QEMU has ended" : ""}`, { cause: thrown });
     }
   }
 
@@ -159,31 +174,56 @@ export class EmulatedHost {
     const qemu = this.#qemu;
     this.disk.losePower(random);
     if (qemu === undefined) return;
-    const exit = once(qemu, "exit");
+    const exit = once(qemu, "exit", { signal: AbortSignal.timeout(EXIT_MS) });
     qemu.kill("SIGKILL");
-    await exit;
+    await exit.catch((thrown: unknown) => {
+      throw new Error(`QEMU, process ${qemu.pid}, has not gone ${EXIT_MS / 1000} s after it was killed`, {
+        cause: thrown,
+      });
+    });
   }
 
   /** What has been said on its console since it was switched on. */
   async console(): Promise<string> {
-    return (await readFile(this.#console, "utf8").catch(() => "")).slice(-4_000);
+    return (await readFile(this.#console, "utf8").catch(() => "")).slice(-CONSOLE_CHARS);
   }
 
-  /** What a shell script prints there. */
-  async shell(script: string): Promise<string> {
+  /**
+   * What a shell script prints there. Each has a process of its own: one that hangs is in nobody's way.
+   * @throws Error when it has not ended in time
+   */
+  async shell(script: string, { timeoutMs = SHELL_MS } = {}): Promise<string> {
+    const signal = AbortSignal.timeout(timeoutMs);
     const socket = connect(this.#shellSocket);
-    const mark = `end-of-${Math.floor(performance.now())}`;
+    const mark = `mark-${++this.#scripts}`;
+    const file = `/run/script-${mark}`;
+    const print = `echo; echo beg""in-${mark}; cat ${file}; echo; echo en""d-${mark}; rm ${file}`;
+    let text = "";
     try {
-      socket.write(`{ ${script}\n} 2>&1; echo; echo ${mark.slice(0, 4)}""${mark.slice(4)}\n`);
-      let text = "";
-      for await (const chunk of socket as AsyncIterable<Buffer>) {
+      socket.write(`( { ${script}\n} >${file} 2>&1; ${print} ) </dev/null &\n`);
+      for await (const chunk of addAbortSignal(signal, socket) as AsyncIterable<Buffer>) {
         text += chunk.toString();
-        if (text.includes(mark)) break;
+        if (text.includes(`end-${mark}`)) break;
       }
-      return text.slice(0, text.indexOf(mark)).trim();
+    } catch (thrown) {
+      if (!signal.aborted) throw thrown;
     } finally {
       socket.destroy();
     }
+    const [begin, end] = [`begin-${mark}`, `end-${mark}`].map((word) => text.indexOf(word));
+    if (begin! < 0 || end! < 0)
+      throw new Error(`no end of a script after ${timeoutMs / 1000} s, which says ${JSON.stringify(text)}:\n${script}`);
+    return text.slice(begin! + `begin-${mark}`.length, end).trim();
+  }
+
+  /** All that can be told of it when something has not come that was waited for; it may die of that. */
+  async state(): Promise<string> {
+    return await hostState({
+      shell: (script, options) => this.shell(script, options),
+      qmpSocket: this.#qmpSocket,
+      pid: this.#qemu?.pid,
+      console: () => this.console(),
+    });
   }
 
   async close(): Promise<void> {
@@ -194,6 +234,10 @@ export class EmulatedHost {
 
   get #console(): string {
     return join(this.#dir, "console");
+  }
+
+  get #qmpSocket(): string {
+    return join(this.#dir, "qmp.sock");
   }
 
   get #shellSocket(): string {
