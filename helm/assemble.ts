@@ -3,7 +3,7 @@
  * shell; a test runs it without any engine. In FOLDER:
  *
  *     app/bin/node            the Node that package-lock.json pins
- *     app/dist/               the compiled program
+ *     app/dist/               the compiled program, packed into few modules
  *     app/node_modules/       what it needs at run time, nothing else
  *     app/package.json, app/src/provider/contract/openapi.yaml, app/LICENSE
  *
@@ -12,6 +12,7 @@
 import { execFileSync } from "node:child_process";
 import { chmod, copyFile, lutimes, mkdir, readFile, readdir, rm, stat, writeFile } from "node:fs/promises";
 import { dirname, join } from "node:path";
+import { bundle } from "./bundle.ts";
 
 const repository = join(import.meta.dirname, "..");
 
@@ -58,6 +59,7 @@ export async function assemble(folder: string): Promise<void> {
   await copy(join(repository, `node_modules/node-linux-${process.arch}/bin/node`), join(app, "bin/node"));
   await copyPackageJson(app);
   await removeIdle(join(app, "dist"));
+  await bundle(join(app, "dist"), { without: FOR_A_DESK.map((path) => `src/${path}`) });
   for (const path of FOR_A_DESK) await rm(join(app, "dist/src", path), { recursive: true });
   await normalise(folder, Number(process.env["SOURCE_DATE_EPOCH"] ?? 0));
 }

@@ -14,9 +14,6 @@ import { VERSION } from "./version.ts";
 
 refuseOldNode();
 
-// Halves the time that a start takes after the first; where nothing can be written it does nothing.
-nodeModule.enableCompileCache();
-
 /** kubectl finds its plugins by their files' names. */
 const name = basename(process.argv[1] ?? "").startsWith("kubectl") ? "kubectl vmlet" : "vmlet";
 const commands = commandsOf(name);
@@ -30,6 +27,9 @@ const program = new Command(name)
 
 const words = process.argv.slice(2).filter((argument) => !argument.startsWith("-"));
 const wanted = words[0] === "help" ? words[1] : words[0];
+// Halves the time that a start takes after the first; where nothing can be written it does nothing. What runs for long
+// would hold the code in memory twice.
+if (wanted !== "run" && wanted !== "backend" && wanted !== "webhook") nodeModule.enableCompileCache();
 for (const [word, { summary, build, isHidden = false }] of Object.entries(commands)) {
   const command = (word === wanted ? await build(commands) : new Command(word)).description(summary);
   program.addCommand(command, { hidden: isHidden });

@@ -1,11 +1,18 @@
-/** What `npm run package` puts into the package, from sources alone and with whatever an earlier build left behind. */
+/**
+ * What `npm run package` puts into the package, from sources alone and with whatever an earlier build left behind; and
+ * that it runs as it is packed: the build puts modules together.
+ */
 import { execFile } from "node:child_process";
-import { cpSync, mkdirSync, mkdtempSync, readdirSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
+import { cpSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
-import { join } from "node:path";
+import { dirname, join } from "node:path";
 import { promisify } from "node:util";
 import { afterAll, beforeAll, expect, test } from "vitest";
 
+/** Raised on purpose only. Of the sources it would be more than 400. */
+const MOST_MODULES = 60;
+
+const run = promisify(execFile);
 const root = join(import.meta.dirname, "../..");
 let dir: string;
 let files: string[];
@@ -16,6 +23,7 @@ beforeAll(async () => {
     "src",
     "providers",
     "examples",
+    "helm/bundle.ts",
     "package.json",
     "tsconfig.json",
     "tsconfig.build.json",
@@ -26,7 +34,7 @@ beforeAll(async () => {
   symlinkSync(join(root, "node_modules"), join(dir, "node_modules"));
   mkdirSync(join(dir, "dist/src"), { recursive: true });
   writeFileSync(join(dir, "dist/src/forgotten.js"), "");
-  const { stdout } = await promisify(execFile)("npm", ["run", "-s", "package", "--", "--dry-run", "--json"], {
+  const { stdout } = await run("npm", ["run", "-s", "package", "--", "--dry-run", "--json"], {
     cwd: dir,
   });
   const [{ files: packed }] = JSON.parse(stdout.slice(stdout.indexOf("[\n"))) as [{ files: { path: string }[] }];
@@ -53,3 +61,58 @@ test("has everything that its own manifest and its guest need", () => {
 test("has nothing that its sources do not have", () => {
   expect(files).not.toContain("dist/src/forgotten.js");
 });
+
+const main = () => join(dir, "dist/src/cli/main.js");
+
+test.each(["run", "check", "dev", "ui", "machines", "why", "backend", "conformance", "webhook"])(
+  "loads the command %s",
+  async (command) => {
+    const { stdout, stderr } = await run(process.execPath, [main(), command, "--help"]);
+    expect(stderr).toBe("");
+    expect(stdout).toContain(`vmlet ${command}`);
+  },
+);
+
+test("names the program, its version and its files as the sources do", async () => {
+  const { stdout } = await run(process.execPath, [main(), "version"]);
+  const { version } = JSON.parse(readFileSync(join(root, "package.json"), "utf8")) as { version: string };
+  expect(stdout).toContain(`vmlet ${version} (`);
+});
+
+test("gives a provider module the kit that the agent itself runs with", async () => {
+  const module = join(dir, "provider.mjs");
+  writeFileSync(
+    module,
+    `import { ProviderError } from "vmlet/provider-kit";
+     const getInfo = async () => { throw new ProviderError("unauthorized", "this is the module"); };
+     export const createProvider = () => ({ getInfo, close: async () => {} });`,
+  );
+  const nodes = [{ name: "packed", provider: { type: "module", module } }];
+  const config = join(dir, "vmlet.yaml");
+  writeFileSync(config, JSON.stringify({ apiVersion: "vmlet.dev/v1", kind: "AgentConfig", kubeconfig: "none", nodes }));
+  const failed = run(process.execPath, [main(), "check", "--config", config]);
+  const { stdout } = (await failed.catch((thrown: unknown) => thrown)) as { stdout: string };
+  expect(stdout).toContain("answers, but not as it should: this is the module");
+});
+
+test("an agent loads few modules, and of Node no HTTP client beside its own", async () => {
+  const told = `process.on("exit", () => console.log(JSON.stringify(process.moduleLoadList)))`;
+  const args = ["--import", `data:text/javascript,${encodeURIComponent(told)}`, main(), "run", "--help"];
+  const { stdout } = await run(process.execPath, args, { maxBuffer: 2 ** 24 });
+  const builtIn = JSON.parse(stdout.slice(stdout.lastIndexOf("\n["))) as string[];
+  expect(builtIn.some((name) => name.endsWith("internal/deps/undici/undici"))).toBe(false);
+  const program = readFileSync(main(), "utf8");
+  const [, agent] = /await import\("([^"]+)"\)\)\.runCommand/.exec(program)!;
+  const modules = loadedBy(main());
+  for (const each of loadedBy(join(dirname(main()), agent!))) modules.add(each);
+  expect(modules.size).toBeLessThanOrEqual(MOST_MODULES);
+});
+
+/** A module and all that it and they import at once. */
+function loadedBy(file: string, seen = new Set<string>()): Set<string> {
+  if (seen.has(file)) return seen;
+  seen.add(file);
+  for (const [, target] of readFileSync(file, "utf8").matchAll(/^(?:import|export)\s[^;"]*?"(\.[^"]+)"/gm))
+    loadedBy(join(dirname(file), target!), seen);
+  return seen;
+}

@@ -1,0 +1,169 @@
+/**
+ * Packs what the compiler left in a folder (`dist`) into few modules: `node helm/bundle.ts dist`. Each module that is
+ * loaded costs an agent time and memory for good, and of most packages it needs a part only.
+ *
+ * Programs and what package.json exports stay where they are; what they share goes into chunks. A module that asks
+ * where it lies (`import.meta`) is told where it would lie by itself. Chunks of packages lie in a folder of their own,
+ * so that a stack still tells whose code it was. What was packed is removed: nothing is there twice, and no class in
+ * two versions.
+ */
+import { readdir, rm, stat } from "node:fs/promises";
+import { dirname, join, relative, resolve } from "node:path";
+import { rolldown, type Plugin } from "rolldown";
+
+/** Programs, which are started by their file's name, and what package.json exports. */
+const ENTRIES = [
+  "src/cli/main.js",
+  "src/cli/kubectl-vmlet.js",
+  "src/cli/kubectl_complete-vmlet.js",
+  "src/cli/demo-program.js",
+  "src/index.js",
+  "src/provider/kit/index.js",
+  "providers/http-vm/index.js",
+  "providers/cloud/index.js",
+  "providers/local/network/relay-program.js",
+  "providers/local/engines/process/stand-in-web.js",
+];
+/** Also read as files: the shim is copied module by module. */
+const READ_AS_FILES = /^providers\/local\/shim\//;
+/** Native code, and what is only asked where it lies. */
+const EXTERNAL = [/^@lydell\/node-pty/, /^@xterm\//, /^@kubernetes\/client-node/, /^@bufbuild\//, /^@connectrpc\//];
+
+/**
+ * An `import` of these reads each of their exports at once, and some of those load a great deal when they are read: of
+ * `node:http`, a WebSocket and with it a second undici. Asked for as an object, they load what is used.
+ */
+const HEAVY_WHOLE = /^node:(?:http|crypto|fs|process|util|worker_threads)$/;
+
+/**
+ * @param dist what `tsc -p tsconfig.build.json` wrote
+ * @param options.without modules and folders in it that are left as they are, and may be removed afterwards
+ * @throws Error for whatever the bundler warns of
+ */
+export async function bundle(dist: string, options: { without?: readonly string[] } = {}): Promise<void> {
+  const root = resolve(dist);
+  const { without = [] } = options;
+  const isLeftOut = (path: string) => without.some((each) => path === each || path.startsWith(`${each}/`));
+
+  const packing = await rolldown({
+    cwd: root,
+    input: Object.fromEntries(ENTRIES.map((path) => [path.replace(/\.js$/, ""), join(root, path)])),
+    platform: "node",
+    preserveEntrySignatures: "allow-extension",
+    external: (id) => EXTERNAL.some((each) => each.test(id)) || isLeftOut(relative(root, id)),
+    plugins: [builtinsAsObjects, ownPlaces(root), oneByteTexts],
+    logLevel: "warn",
+    onLog(level, log) {
+      throw new Error(`${level}: ${log.message}`);
+    },
+  });
+  const { output } = await packing.write({
+    dir: root,
+    format: "esm",
+    // Each is held in memory as long as the program runs.
+    comments: false,
+    entryFileNames: "[name].js",
+    chunkFileNames: ({ moduleIds }) => `${placeOf(moduleIds.map((id) => relative(root, id)))}-[hash].js`,
+    codeSplitting: {
+      groups: [
+        {
+          debugName: "packages",
+          name: (id) => packageOf(id) ?? null,
+          includeDependenciesRecursively: false,
+          entriesAware: true,
+        },
+      ],
+    },
+  });
+  await packing.close();
+
+  const chunks = output.filter((each) => each.type === "chunk");
+  const written = new Set(chunks.map(({ fileName }) => fileName));
+  for (const { moduleIds } of chunks)
+    for (const path of moduleIds.map((id) => relative(root, id))) {
+      if (path.startsWith("..") || path.startsWith("\0") || written.has(path) || READ_AS_FILES.test(path)) continue;
+      await rm(join(root, path), { force: true });
+    }
+  for (const path of await filesOf(root))
+    if (path.endsWith(".js.map") && !(await isThere(join(root, path.slice(0, -".map".length)))))
+      await rm(join(root, path));
+}
+
+/** Stands for the way from a chunk to the folder, until it is known where the chunk lies. */
+const UP = "__UP_TO_THE_FOLDER__";
+
+/** Tells modules that ask where they lie (`import.meta`) where they would lie by themselves. */
+function ownPlaces(root: string): Plugin {
+  const at = (path: string) => `new URL(${JSON.stringify(`${UP}/${path}`)}, import.meta.url)`;
+  const file = (path: string) => `process.getBuiltinModule("node:url").fileURLToPath(${at(path)})`;
+  return {
+    name: "own-places",
+    transform(code, id) {
+      const path = relative(root, id);
+      if (path.startsWith("..") || !/import\.meta\b/.test(code)) return null;
+      return code.replaceAll(/import\.meta\.(url|dirname|filename)\b/g, (_all, what: string) => {
+        if (what === "url") return `${at(path)}.href`;
+        return file(what === "dirname" ? dirname(path) : path);
+      });
+    },
+    renderChunk(code, { fileName }) {
+      return code.replaceAll(UP, relative(dirname(fileName), ".") || ".");
+    },
+  };
+}
+
+/** One character beyond Latin-1 makes V8 keep a module's whole text with two bytes for each. */
+const oneByteTexts: Plugin = {
+  name: "one-byte-texts",
+  generateBundle(_options, files) {
+    for (const file of Object.values(files))
+      if (file.type === "chunk") file.code = file.code.replaceAll(/[^\0-\xff]/g, escaped);
+  },
+};
+const escaped = (unit: string) => `\\u${unit.charCodeAt(0).toString(16).padStart(4, "0")}`;
+
+const builtinsAsObjects: Plugin = {
+  name: "builtins-as-objects",
+  resolveId(id) {
+    return HEAVY_WHOLE.test(id) ? `\0builtin:${id}.cjs` : null;
+  },
+  load(id) {
+    const [, name] = /^\0builtin:(.+)\.cjs$/.exec(id) ?? [];
+    return name === undefined ? null : `module.exports = process.getBuiltinModule(${JSON.stringify(name)});`;
+  },
+};
+
+/** The package of a module, as a file is named by it. */
+function packageOf(id: string): string | undefined {
+  const [scope = "", name = ""] = id.split("/node_modules/").slice(1).at(-1)?.split("/") ?? [];
+  if (scope === "") return undefined;
+  return scope.startsWith("@") ? `${scope}-${name}` : scope;
+}
+
+/** Where a chunk with these modules goes, and the beginning of its name. */
+function placeOf(modules: readonly string[]): string {
+  const [first] = modules;
+  const name = first === undefined ? undefined : packageOf(`/${first}`);
+  if (name !== undefined) return `packages/${name}`;
+  return modules.length > 0 && modules.every((path) => path.startsWith("providers/"))
+    ? "providers/chunks/[name]"
+    : "src/chunks/[name]";
+}
+
+async function filesOf(root: string): Promise<string[]> {
+  const entries = await readdir(root, { recursive: true, withFileTypes: true });
+  return entries.filter((each) => each.isFile()).map((each) => relative(root, join(each.parentPath, each.name)));
+}
+
+async function isThere(path: string): Promise<boolean> {
+  return stat(path).then(
+    () => true,
+    () => false,
+  );
+}
+
+if (process.argv[1] === import.meta.filename) {
+  const [, , folder] = process.argv;
+  if (folder === undefined) throw new Error("usage: node helm/bundle.ts FOLDER");
+  await bundle(folder);
+}
