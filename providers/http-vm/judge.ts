@@ -16,6 +16,7 @@ import { violation } from "../../src/provider/contract/document.ts";
 import { asProviderError, type Call } from "./call.ts";
 import { InvalidReplyError, type InvalidReason } from "./invalid-reply.ts";
 import { isRecord, tryParse, type Parsed } from "./json.ts";
+import { upgrade } from "./last-release.ts";
 import { believe, plainText, tameMachine, tameStats, whatIsSure, type MachineRules } from "./validate.ts";
 
 const TOO_LARGE = new InvalidReplyError("size", "the event is too large");
@@ -42,6 +43,7 @@ export class Judge {
   machine({ value, fault }: Parsed, labels: Record<string, string>): Judged | undefined {
     try {
       if (fault !== undefined) throw fault;
+      upgrade("Machine", value);
       const machine = tameMachine(believe("Machine", value), this.#rules());
       return this.#carries(machine.labels, labels) ? { machine } : undefined;
     } catch (thrown) {

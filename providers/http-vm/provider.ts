@@ -33,6 +33,7 @@ import { recordBatches, serverSentEvents } from "./event-stream.ts";
 import { InvalidReplyError } from "./invalid-reply.ts";
 import { Judge } from "./judge.ts";
 import { isRecord, tryParse, type Parsed } from "./json.ts";
+import { upgrade } from "./last-release.ts";
 import { isTooLarge, MachineLists, readItems } from "./lists.ts";
 import { DEFAULT_LIMITS, type HttpVmLimits, type HttpVmOptions } from "./options.ts";
 import { openPort, openProcess } from "./streams.ts";
@@ -187,6 +188,7 @@ export class HttpVmProvider implements Provider {
     return this.#judge.orRefuse(() => {
       const { value, fault } = tryParse(text);
       if (fault !== undefined) throw fault;
+      upgrade("ProviderCapacity", value);
       if (isRecord(value)) {
         this.#dropInvalid(value, "conditions", "properties/conditions/items");
         this.#dropInvalid(value, "taints", "properties/taints/items");

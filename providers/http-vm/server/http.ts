@@ -8,6 +8,7 @@ import { HttpError, ProviderError, readBody, sendReply } from "../../../src/prov
 import { violation, type SchemaName, type Schemas } from "../../../src/provider/contract/document.ts";
 import { InvalidReplyError } from "../invalid-reply.ts";
 import { parseJson } from "../json.ts";
+import { upgrade } from "../last-release.ts";
 import { errorReply, JSON_TYPE, STATUS_OF_CODE } from "../wire.ts";
 
 const REQUEST_ID = /^[A-Za-z0-9._-]{1,64}$/;
@@ -62,6 +63,7 @@ export async function readJson<N extends SchemaName>(
     if (thrown instanceof InvalidReplyError) throw new ProviderError("invalid", thrown.message, { cause: thrown });
     throw thrown;
   }
+  upgrade(name, value);
   const found = violation("request", name, value);
   if (found !== undefined) {
     const what = found.field === "" ? "the body" : found.field;
