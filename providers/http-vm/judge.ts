@@ -8,21 +8,28 @@ import {
   type Machine,
   type MachineEvent,
   type MachineStats,
+  type PersistentVolume,
   ProviderError,
   type UnknownMachine,
   type UnknownMachineEvent,
+  type UnknownVolume,
 } from "../../src/provider/kit/index.ts";
 import { violation } from "../../src/provider/contract/document.ts";
 import { asProviderError, type Call } from "./call.ts";
 import { InvalidReplyError, type InvalidReason } from "./invalid-reply.ts";
 import { isRecord, tryParse, type Parsed } from "./json.ts";
 import { upgrade } from "./last-release.ts";
-import { believe, plainText, tameMachine, tameStats, whatIsSure, type MachineRules } from "./validate.ts";
+import { believe, plainText, tameMachine, tameStats, tameVolume, whatIsSure, type MachineRules } from "./validate.ts";
 
 const TOO_LARGE = new InvalidReplyError("size", "the event is too large");
 
 /** One machine of a reply: described so that it can be believed, or not. */
 export type Judged = { machine: Machine; unknown?: undefined } | { machine?: undefined; unknown: UnknownMachine };
+
+/** The same of a volume. */
+export type JudgedVolume =
+  | { volume: PersistentVolume; unknown?: undefined }
+  | { volume?: undefined; unknown: UnknownVolume };
 
 export class Judge {
   readonly #clock: Clock;
@@ -74,6 +81,21 @@ export class Judge {
     const wrong = fault ?? revisionFault(revision, last);
     const judged = this.machine({ value: machine, fault: wrong }, labels);
     return judged && { revision: wrong === undefined ? (revision as number) : last, ...judged };
+  }
+
+  /** As `machine`. */
+  volume({ value, fault }: Parsed, labels: Record<string, string>): JudgedVolume | undefined {
+    try {
+      if (fault !== undefined) throw fault;
+      const volume = tameVolume(believe("PersistentVolume", value), this.#rules());
+      return this.#carries(volume.labels, labels) ? { volume } : undefined;
+    } catch (thrown) {
+      if (!(thrown instanceof InvalidReplyError)) throw thrown;
+      this.#onInvalid(thrown.reason);
+      const unknown = whatIsSure(isRecord(value) ? { id: value["id"] } : value, thrown.message);
+      if (unknown === undefined || (isRecord(value) && contradicts(value["labels"], labels))) return undefined;
+      return { unknown: { id: unknown.id, reason: unknown.reason } };
+    }
   }
 
   /** A sample, or undefined for one that is invalid, which is counted. */

@@ -99,7 +99,7 @@ export class MachineLists {
  * Items of a reply that is a list, and what stands beside them.
  * @throws ProviderError when what stands beside them is invalid
  */
-export async function readItems<N extends "MachinePage" | "StatsList">(
+export async function readItems<N extends "MachinePage" | "PersistentVolumePage" | "StatsList">(
   client: MachineApiClient,
   judge: Judge,
   call: Call,

@@ -25,8 +25,9 @@ import {
   specExcess,
   type StreamOptions,
   type UnknownMachineEvent,
+  type VolumeProvider,
 } from "../../src/provider/kit/index.ts";
-import { partViolation, violation, type Violation } from "../../src/provider/contract/document.ts";
+import { partViolation, violation } from "../../src/provider/contract/document.ts";
 import { type Call, containerPath, labelQuery, machinePath, streamQuery } from "./call.ts";
 import { MachineApiClient } from "./client.ts";
 import { recordBatches, serverSentEvents } from "./event-stream.ts";
@@ -37,7 +38,8 @@ import { upgrade } from "./last-release.ts";
 import { isTooLarge, MachineLists, readItems } from "./lists.ts";
 import { DEFAULT_LIMITS, type HttpVmLimits, type HttpVmOptions } from "./options.ts";
 import { openPort, openProcess } from "./streams.ts";
-import { believe, parseReply, plainText, tameTexts } from "./validate.ts";
+import { HttpVmVolumes } from "./volumes.ts";
+import { believe, parseReply, plainText, requireValid, tameTexts } from "./validate.ts";
 import { decodeLogLine, EVENT_STREAM_TYPE, LOG_TYPE, MAX_LOG_RECORD_BYTES } from "./wire.ts";
 
 export class HttpVmProvider implements Provider {
@@ -46,6 +48,7 @@ export class HttpVmProvider implements Provider {
   readonly #limits: HttpVmLimits;
   readonly #judge: Judge;
   readonly #lists: MachineLists;
+  readonly volumes: VolumeProvider;
 
   /** @throws TypeError when the url cannot be used */
   constructor(options: HttpVmOptions & { limits?: Partial<HttpVmLimits> | undefined }) {
@@ -58,6 +61,7 @@ export class HttpVmProvider implements Provider {
       onInvalid: (reason) => this.#client.countInvalid(reason),
     });
     this.#lists = new MachineLists(this.#client, this.#judge, this.#limits);
+    this.volumes = new HttpVmVolumes(this.#client, this.#judge, this.#limits);
   }
 
   async getInfo({ signal }: CallOptions): Promise<ProviderInfo> {
@@ -71,6 +75,9 @@ export class HttpVmProvider implements Provider {
       ...(info.os !== undefined && { os: info.os }),
       ...(info.architecture !== undefined && { architecture: info.architecture }),
       ...(info.runtime_handlers !== undefined && { runtimeHandlers: info.runtime_handlers }),
+      ...(info.volume_classes !== undefined && { volumeClasses: info.volume_classes }),
+      ...(info.zone !== undefined && { zone: plainText(info.zone, 253) }),
+      ...(info.limits?.attached_volumes !== undefined && { maxAttachedVolumes: info.limits.attached_volumes }),
       ...(unknown.length > 0 && { unknownCapabilities: unknown }),
     };
   }
@@ -259,12 +266,6 @@ export class HttpVmProvider implements Provider {
     if (machine !== undefined) return machine;
     throw new ProviderError("unavailable", `invalid reply: ${unknown.reason}`, { unknownMachine: unknown });
   }
-}
-
-/** @throws ProviderError invalid */
-function requireValid(found: Violation | undefined): void {
-  if (found === undefined) return;
-  throw new ProviderError("invalid", plainText(`${found.field} ${found.message}`, 1024), { field: found.field });
 }
 
 function requireLogLine(record: Buffer | undefined): LogLine {

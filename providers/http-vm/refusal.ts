@@ -63,29 +63,23 @@ function codeWithoutEnvelope(status: number): ProviderErrorCode {
   return "unavailable";
 }
 
+/** The statuses with which each code is believed. */
+const AGREEING: Readonly<Record<Exclude<ProviderErrorCode, "unavailable">, readonly number[]>> = {
+  not_found: [404],
+  gone: [410],
+  conflict: [409, 412],
+  in_use: [409, 412, 423],
+  out_of_zone: [409, 412, 422],
+  invalid: [400, 413, 422],
+  unsupported: [501, 404, 405, 422],
+  unauthorized: [401, 403],
+  rate_limited: [429],
+  quota: [503, 429, 507],
+};
+
 /** A code that contradicts its status is not believed: `not_found` with 500, `invalid` with 502. */
-function agrees(code: ProviderErrorCode, status: number): boolean {
-  switch (code) {
-    case "not_found":
-      return status === 404;
-    case "gone":
-      return status === 410;
-    case "conflict":
-      return status === 409 || status === 412;
-    case "invalid":
-      return status === 400 || status === 413 || status === 422;
-    case "unsupported":
-      return status === 501 || status === 404 || status === 405 || status === 422;
-    case "unauthorized":
-      return status === 401 || status === 403;
-    case "rate_limited":
-      return status === 429;
-    case "quota":
-      return status === 503 || status === 429 || status === 507;
-    case "unavailable":
-      return true;
-  }
-}
+const agrees = (code: ProviderErrorCode, status: number): boolean =>
+  code === "unavailable" || AGREEING[code].includes(status);
 
 /** Seconds or an HTTP date. */
 function retryAfter(header: unknown, now: number): number | undefined {

@@ -4,8 +4,15 @@
  * "unknown", never "absent".
  */
 import { isIP } from "node:net";
-import type { ContainerTermination, Machine, MachineStats, UnknownMachine } from "../../src/provider/kit/index.ts";
-import { violation, type SchemaName, type Schemas } from "../../src/provider/contract/document.ts";
+import {
+  type ContainerTermination,
+  type Machine,
+  type MachineStats,
+  type PersistentVolume,
+  ProviderError,
+  type UnknownMachine,
+} from "../../src/provider/kit/index.ts";
+import { violation, type SchemaName, type Schemas, type Violation } from "../../src/provider/contract/document.ts";
 import { InvalidReplyError, type InvalidReason } from "./invalid-reply.ts";
 import { isRecord, parseJson } from "./json.ts";
 
@@ -19,6 +26,12 @@ const REASON_BYTES = 128;
 const NAME_BYTES = 1024;
 /** A reference of an image may be as long in a request (4096), and come back with its registry written out. */
 const IMAGE_BYTES = 8192;
+
+/** Of a request, before it is sent. @throws ProviderError invalid */
+export function requireValid(found: Violation | undefined): void {
+  if (found === undefined) return;
+  throw new ProviderError("invalid", plainText(`${found.field} ${found.message}`, 1024), { field: found.field });
+}
 
 /** Parses and checks a reply. @throws InvalidReplyError */
 export function parseReply<N extends SchemaName>(name: N, text: string): Schemas[N] {
@@ -82,6 +95,15 @@ export function tameMachine(machine: Machine, rules: MachineRules): Machine {
     requireTimes(notice, ["at"], rules);
   }
   return machine;
+}
+
+/** The same of a volume. */
+export function tameVolume(volume: PersistentVolume, rules: MachineRules): PersistentVolume {
+  tameTexts(volume);
+  requireTimes(volume, ["created_at"], rules);
+  tameTimes(volume, ["deleted_at"], rules);
+  tameNames(volume, ["class", "zone"], NAME_BYTES);
+  return volume;
 }
 
 /** The first address of each family counts: a pod has no more. @throws InvalidReplyError loopback_ip */

@@ -8,6 +8,8 @@ export const STATUS_OF_CODE: Readonly<Record<ProviderErrorCode, number>> = {
   unauthorized: 401,
   not_found: 404,
   conflict: 409,
+  in_use: 409,
+  out_of_zone: 409,
   gone: 410,
   rate_limited: 429,
   unsupported: 501,

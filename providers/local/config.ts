@@ -64,7 +64,7 @@ const clientSchema = z.strictObject({
     .min(1)
     .optional()
     .describe(
-      "read: machines, events, stats. logs. write: create, change, stop, delete. exec: also attach. port_forward. Absent: all.",
+      "read: machines, volumes, events, stats. logs. write: create, change, stop, delete machines. exec: also attach. port_forward. volumes: create, change, reserve, delete them. Absent: all; with nodes, all but volumes.",
     ),
 });
 

@@ -24,7 +24,15 @@ export type Operation =
   | "getStats"
   | "exec"
   | "attach"
-  | "portForward";
+  | "portForward"
+  | "createVolume"
+  | "getVolume"
+  | "listVolumes"
+  | "resizeVolume"
+  | "deleteVolume"
+  | "reserveVolume"
+  | "releaseVolume"
+  | "getVolumeCapacity";
 
 export type Fault =
   /** Nothing is done. */

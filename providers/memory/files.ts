@@ -1,20 +1,48 @@
 /**
  * Files that the programs of one machine have written: those below a mount are the volume's, others the container's.
+ * Those of a volume that outlives the machine are kept by who keeps that.
  */
-import type { ContainerSpec, MachinePatch } from "../../src/provider/kit/index.ts";
+import type { ContainerSpec, MachinePatch, MachineSpec } from "../../src/provider/kit/index.ts";
+import { ReadOnlyFile } from "./program.ts";
 
 type FileEntry = NonNullable<MachinePatch["files"]>[number]["files"][number];
 
+/** Texts by path. */
+export type Texts = Map<string, string>;
+
+interface Place {
+  texts: Texts;
+  key: string;
+  isReadOnly: boolean;
+}
+
 export class MachineFiles {
-  readonly #texts = new Map<string, string>();
+  readonly #texts: Texts = new Map();
+  /** By the machine's name for it. */
+  readonly #persistent: ReadonlyMap<string, { texts: Texts; isReadOnly: boolean }>;
+
+  /** @param textsOf a volume, by its id */
+  constructor({ volumes = [] }: Pick<MachineSpec, "volumes">, textsOf: (volume: string) => Texts) {
+    this.#persistent = new Map(
+      volumes.flatMap((each) =>
+        each.type === "persistent"
+          ? [[each.name, { texts: textsOf(each.volume), isReadOnly: each.read_only === true }] as const]
+          : [],
+      ),
+    );
+  }
 
   /** Undefined when there is no such file. */
   read(container: ContainerSpec, path: string): string | undefined {
-    return this.#texts.get(keyOf(container, path));
+    const { texts, key } = this.#placeOf(container, path);
+    return texts.get(key);
   }
 
+  /** @throws ReadOnlyFile */
   write(container: ContainerSpec, path: string, text: string): void {
-    this.#texts.set(keyOf(container, path), text);
+    const { texts, key, isReadOnly } = this.#placeOf(container, path);
+    if (isReadOnly) throw new ReadOnlyFile(path);
+    texts.set(key, text);
   }
 
   /** What is given with a volume takes the place of all that it had. */
@@ -26,11 +54,17 @@ export class MachineFiles {
   }
 
   remove(container: ContainerSpec, path: string): void {
-    this.#texts.delete(keyOf(container, path));
+    const { texts, key } = this.#placeOf(container, path);
+    texts.delete(key);
   }
-}
 
-function keyOf({ name, mounts = [] }: ContainerSpec, path: string): string {
-  const mount = mounts.find((candidate) => path.startsWith(`${candidate.path}/`));
-  return mount === undefined ? `container ${name} ${path}` : `volume ${mount.volume} ${path.slice(mount.path.length)}`;
+  #placeOf({ name, mounts = [] }: ContainerSpec, path: string): Place {
+    const mount = mounts.find((candidate) => path.startsWith(`${candidate.path}/`));
+    if (mount === undefined) return { texts: this.#texts, key: `container ${name} ${path}`, isReadOnly: false };
+    const below = path.slice(mount.path.length);
+    const kept = this.#persistent.get(mount.volume);
+    if (kept === undefined) return { texts: this.#texts, key: `volume ${mount.volume} ${below}`, isReadOnly: false };
+    const prefix = mount.sub_path === undefined || mount.sub_path === "" ? "" : `/${mount.sub_path}`;
+    return { texts: kept.texts, key: prefix + below, isReadOnly: kept.isReadOnly || mount.read_only === true };
+  }
 }

@@ -16,7 +16,7 @@ import {
   withFileVersion,
 } from "../../src/provider/kit/index.ts";
 import { type ContainerContext, type ContainerHolder, MemoryContainer } from "./container.ts";
-import { MachineFiles } from "./files.ts";
+import { MachineFiles, type Texts } from "./files.ts";
 
 /** How long a machine stays in each state before it runs, in milliseconds. 0 skips the state. */
 export interface Stages {
@@ -28,6 +28,8 @@ export interface Stages {
 interface MachineContext extends ContainerContext {
   clock: Clock;
   stages: Stages;
+  /** What is on a volume that outlives the machine, by its id. */
+  textsOf: (volume: string) => Texts;
   /** Called with every new snapshot; the receiver adds its revision. */
   commit: (machine: MemoryMachine, snapshot: Omit<Machine, "revision">) => void;
 }
@@ -38,7 +40,7 @@ export class MemoryMachine implements ContainerHolder {
   readonly id: string;
   readonly spec: MachineSpec;
   readonly fingerprint: string;
-  readonly files = new MachineFiles();
+  readonly files: MachineFiles;
   readonly context: MachineContext;
   readonly #containers: MemoryContainer[];
   readonly #createdAt: string;
@@ -66,6 +68,7 @@ export class MemoryMachine implements ContainerHolder {
     this.spec = spec;
     this.fingerprint = fingerprint;
     this.context = context;
+    this.files = new MachineFiles(spec, context.textsOf);
     this.#createdAt = this.#now();
     this.#containers = containersOf(spec).map((container) => new MemoryContainer(this, container));
     this.#registryAuthVersion = spec.registry_auth_version;

@@ -13,6 +13,7 @@ export interface Surroundings {
   hostname: string;
   /** Undefined when there is no such file. */
   readFile(path: string): string | undefined;
+  /** @throws ReadOnlyFile */
   writeFile(path: string, text: string): void;
 }
 
@@ -37,6 +38,13 @@ export interface ProgramIo {
 
 /** @returns the exit code. @throws OutOfMemory */
 export type Program = (io: ProgramIo) => Promise<number>;
+
+/** Thrown at who writes where only reading is possible. */
+export class ReadOnlyFile extends Error {
+  constructor(path: string) {
+    super(`can't create ${path}: Read-only file system`);
+  }
+}
 
 /** Thrown by a program that used more memory than its container has. */
 export class OutOfMemory extends Error {}

@@ -43,6 +43,7 @@ import {
   systemClock,
   tombstoneOf,
   unseenMachine,
+  type VolumeProvider,
 } from "../../src/provider/kit/index.ts";
 import type { Behaviour, ImagePolicy, MemoryContainer } from "./container.ts";
 import { addressOf, DEFAULT_CAPACITY, defaultBehaviour, defaultImages, sampleOf } from "./defaults.ts";
@@ -51,12 +52,14 @@ import type { ForcedEnd, Instance } from "./instance.ts";
 import { MemoryMachine, type Stages } from "./machine.ts";
 import { attachTo, execIn } from "./streams.ts";
 import { Tombstones } from "./tombstones.ts";
+import { MemoryVolumes } from "./volumes.ts";
 
 export const MEMORY_CAPABILITIES: readonly Capability[] = [
   ...SUPERVISION_CAPABILITIES,
   "delete_if_absent",
   ...CONTAINER_CAPABILITIES,
   "share_process_namespace",
+  "volumes.persistent",
 ];
 
 export interface MemoryProviderOptions {
@@ -92,6 +95,8 @@ export class MemoryProvider implements Provider {
   readonly #tombstones: Tombstones;
   readonly #events: MachineEvents;
   readonly #closed = new AbortController();
+  readonly #volumes: MemoryVolumes;
+  readonly volumes: VolumeProvider;
   #addresses = 0;
 
   constructor(options: MemoryProviderOptions = {}) {
@@ -101,6 +106,12 @@ export class MemoryProvider implements Provider {
     this.#options = options;
     this.#tombstones = new Tombstones(this.#clock, options.tombstoneMs);
     this.#events = new MachineEvents({ limit: options.historyLimit ?? 10_000 });
+    this.#volumes = new MemoryVolumes({
+      clock: this.#clock,
+      machines: () => this.#holders(),
+      call: (operation, id, signal, effect) => this.#volumeCall(operation, id, signal, effect),
+    });
+    this.volumes = this.#volumes.api;
   }
 
   getInfo({ signal }: CallOptions): Promise<ProviderInfo> {
@@ -199,9 +210,10 @@ export class MemoryProvider implements Provider {
       this.#assertCapable("stats");
       const now = this.#clock.now();
       const stats: MachineStats[] = [];
-      for (const { snapshot } of this.#machines.values()) {
+      for (const { machine, snapshot } of this.#machines.values()) {
         if (snapshot.state !== "running" || !isSubset(labels, snapshot.labels)) continue;
-        stats.push(sampleOf(snapshot, now));
+        const volumes = this.#volumes.statsOf(machine.spec);
+        stats.push({ ...sampleOf(snapshot, now), ...(volumes && { volumes }) });
       }
       return stats;
     });
@@ -272,7 +284,12 @@ export class MemoryProvider implements Provider {
 
   // ---- inside
 
-  #call<T>(operation: Operation, id: string | undefined, signal: AbortSignal, effect: () => T): Promise<T> {
+  #call<T>(
+    operation: Operation,
+    id: string | undefined,
+    signal: AbortSignal,
+    effect: () => T | Promise<T>,
+  ): Promise<T> {
     const fault: Fault | undefined = this.#options.faults?.(operation, id);
     if (fault !== undefined) return underFault(fault, effect, this.#clock, signal);
     // Not async: one promise per call is what makes this fast.
@@ -281,6 +298,17 @@ export class MemoryProvider implements Provider {
       // Its machines went with it, but that they are absent is nothing that it may say.
       if (this.#closed.signal.aborted) throw new ProviderError("unavailable", "the provider is closed");
       resolve(effect());
+    });
+  }
+
+  *#holders(): Generator<{ snapshot: Machine; spec: MachineSpec }> {
+    for (const { machine, snapshot } of this.#machines.values()) yield { snapshot, spec: machine.spec };
+  }
+
+  #volumeCall<T>(operation: Operation, id: string, signal: AbortSignal, effect: () => Promise<T>): Promise<T> {
+    return this.#call(operation, id, signal, () => {
+      this.#assertCapable("volumes.persistent");
+      return effect();
     });
   }
 
@@ -295,6 +323,7 @@ export class MemoryProvider implements Provider {
     }
     assertCapable(requiredCapabilities(spec), this.#capabilities);
     assertUniqueNames(spec);
+    this.#volumes.assertClaimable(spec);
     if (this.#machines.size >= (this.#options.maxMachines ?? Infinity)) {
       throw new ProviderError("quota", `there are ${this.#machines.size} machines, which is all there may be`, {
         retryAfterMs: 5000,
@@ -310,6 +339,7 @@ export class MemoryProvider implements Provider {
       behaviour: this.#options.behaviour ?? defaultBehaviour,
       images: this.#options.images ?? defaultImages,
       address: this.#capabilities.includes("pod_ip") ? addressOf(++this.#addresses) : undefined,
+      textsOf: (volume) => this.#volumes.textsOf(volume),
       commit: (changed, snapshot) => this.#commit(changed, snapshot),
     });
     machine.start();

@@ -3,7 +3,7 @@
  * variables, `>`, `trap`, `while true`, and the commands of commands.ts. It is not a shell: an unknown one answers 127.
  */
 import { COMMANDS, ExitSignal, PROGRAMS, type Session } from "./commands.ts";
-import type { Program, ProgramIo } from "./program.ts";
+import { type Program, type ProgramIo, ReadOnlyFile } from "./program.ts";
 import { parseScript, splitWords, type Step } from "./script.ts";
 
 /** The program for a command line, or undefined for an unknown command. */
@@ -90,9 +90,20 @@ class Shell implements Session {
     };
     const [name, ...args] = words as [string, ...string[]];
     const command = COMMANDS.get(name);
-    if (command !== undefined) return await command({ args, print, session: this });
+    if (command !== undefined) return await this.#orRefused(name, () => command({ args, print, session: this }));
     await this.io.write("stderr", Buffer.from(`sh: ${name}: not found\n`));
     return 127;
+  }
+
+  /** A command fails that cannot write to where its output goes. */
+  async #orRefused(name: string, work: () => number | Promise<number>): Promise<number> {
+    try {
+      return await work();
+    } catch (thrown) {
+      if (!(thrown instanceof ReadOnlyFile)) throw thrown;
+      await this.io.write("stderr", Buffer.from(`${name}: ${thrown.message}\n`));
+      return 1;
+    }
   }
 
   // ---- what commands need

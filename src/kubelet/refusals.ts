@@ -24,6 +24,8 @@ const PROVIDER_STATUS: Record<ProviderErrorCode, number> = {
   invalid: 400,
   unsupported: 501,
   conflict: 409,
+  in_use: 409,
+  out_of_zone: 409,
   quota: 429,
   rate_limited: 429,
   unauthorized: 502,

@@ -176,6 +176,8 @@ export class MachineCreation {
         );
       }
       case "not_found":
+      case "in_use":
+      case "out_of_zone":
       case "quota":
       case "rate_limited":
       case "unauthorized":

@@ -31,6 +31,8 @@ export const CAPABILITIES = {
   "volumes.files": "files given at create (configMap, secret, downwardAPI, projected, tokens)",
   "volumes.image": "an OCI image mounted as a volume",
   "volumes.host_path": "a path of the machine itself",
+  "volumes.persistent": "volumes that outlive machines, one machine at a time, fenced",
+  "volumes.block": "persistent volumes as block devices",
   patch_files: "files replaced in a running machine",
   // changes to a running machine
   patch_image: "a container's image replaced in place",

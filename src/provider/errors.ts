@@ -28,6 +28,14 @@ export const PROVIDER_CODES: Readonly<Record<ProviderErrorCode, { meaning: strin
     meaning: "The id was used and deleted (create), or the revision is too old (watch).",
     reaction: "The pod's machine counts as lost, or everything is listed again.",
   },
+  in_use: {
+    meaning: "A machine has the volume, or may still write to it.",
+    reaction: "The pod stays Pending and is tried again.",
+  },
+  out_of_zone: {
+    meaning: "The volume, or what was asked of it, is where this machine or backend is not.",
+    reaction: "The pod stays Pending and is tried again.",
+  },
   quota: { meaning: "There is no capacity now.", reaction: "The pod stays Pending and is tried again." },
   rate_limited: { meaning: "Slow down.", reaction: "Tried again after `retryAfterMs`." },
   unauthorized: {
@@ -40,7 +48,15 @@ export const PROVIDER_CODES: Readonly<Record<ProviderErrorCode, { meaning: strin
   },
 };
 
-const RETRYABLE: readonly ProviderErrorCode[] = ["conflict", "quota", "rate_limited", "unauthorized", "unavailable"];
+const RETRYABLE: readonly ProviderErrorCode[] = [
+  "conflict",
+  "in_use",
+  "out_of_zone",
+  "quota",
+  "rate_limited",
+  "unauthorized",
+  "unavailable",
+];
 
 /** Marks the errors of every copy of this file: a provider module may bring its own installation of the kit. */
 const BRAND = Symbol.for("vmlet.dev/ProviderError");

@@ -20,17 +20,39 @@ const CALLS: Readonly<Record<string, string>> = {
   getCapacity: "get_capacity",
   getStats: "get_stats",
 };
+/** Calls for volumes. */
+const VOLUME_CALLS: Readonly<Record<string, string>> = {
+  create: "create_volume",
+  get: "get_volume",
+  list: "list_volumes",
+  resize: "resize_volume",
+  delete: "delete_volume",
+  reserve: "reserve_volume",
+  release: "release_volume",
+  getCapacity: "get_volume_capacity",
+};
 /** Calls that open a session, for as long as the client that asked for it waits. */
 const SESSIONS: Readonly<Record<string, string>> = { exec: "exec", attach: "attach", portForward: "port_forward" };
 
 export function instrument(provider: Provider, metrics: Metrics, clock: Clock): Provider {
-  return new Proxy(provider, {
+  return instrumented(provider, { ...CALLS, ...SESSIONS }, metrics, clock);
+}
+
+function instrumented<T extends object>(
+  target: T,
+  operations: Readonly<Record<string, string>>,
+  metrics: Metrics,
+  clock: Clock,
+): T {
+  return new Proxy(target, {
     get(target, property) {
       const member: unknown = Reflect.get(target, property, target);
+      if (property === "volumes" && typeof member === "object" && member !== null)
+        return instrumented(member, VOLUME_CALLS, metrics, clock);
       if (typeof member !== "function") return member;
       const call = member as (...args: unknown[]) => unknown;
       const name = String(property);
-      const op = CALLS[name] ?? SESSIONS[name];
+      const op = operations[name];
       if (op === undefined) return call.bind(target);
       return async (...args: unknown[]) => {
         const start = clock.monotonic();

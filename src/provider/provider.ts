@@ -15,6 +15,7 @@ import type { Duplex, Readable } from "node:stream";
 import type { Capability } from "./capabilities.ts";
 import type { Schemas } from "./contract/document.ts";
 import type { Machine, MachinePatch, MachineSpec, RuntimeHandler, UnknownMachine } from "./machine.ts";
+import type { VolumeClass, VolumeProvider } from "./volume.ts";
 
 /** Every call takes a signal; when it aborts, the call rejects soon and whatever it held is released. */
 export interface CallOptions {
@@ -32,6 +33,12 @@ export interface ProviderInfo {
   architecture?: string;
   /** What a machine's `runtime_handler` may name. Absent: there is no choice. */
   runtimeHandlers?: readonly RuntimeHandler[];
+  /** What a volume's `class` may name; the first is that of volumes which name none. Absent: there is no choice. */
+  volumeClasses?: readonly VolumeClass[];
+  /** Where its machines are, for volumes that are in one zone. Absent: there are no zones. */
+  zone?: string;
+  /** Most volumes that all machines together may have. Absent: no such limit. */
+  maxAttachedVolumes?: number;
   /** What it declares besides: names that are misspelt, or newer than this version. Absent: none. */
   unknownCapabilities?: readonly string[];
 }
@@ -120,7 +127,8 @@ export interface Provider {
 
   /**
    * Idempotent.
-   * @throws ProviderError invalid, unsupported, conflict, gone, quota, rate_limited, unauthorized, unavailable
+   * @throws ProviderError invalid, unsupported, conflict, gone, in_use, out_of_zone, not_found (of a volume that it
+   *   names, as `field` says), quota, rate_limited, unauthorized, unavailable
    */
   createPod(id: string, spec: MachineSpec, options: CallOptions): Promise<Machine>;
   /**
@@ -168,6 +176,8 @@ export interface Provider {
   attach?(id: string, container: string, options: StreamOptions): Promise<ProcessStreams>;
   /** Capability `port_forward`: a byte stream to a TCP port inside the machine. */
   portForward?(id: string, port: number, options: CallOptions): Promise<Duplex>;
+  /** Capability `volumes.persistent`. */
+  readonly volumes?: VolumeProvider;
   /** Releases connections and timers. Machines live on. */
   close(): Promise<void>;
 }

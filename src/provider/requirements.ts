@@ -71,6 +71,7 @@ function containerNeeds(
   }
   if (container.restart_policy !== undefined) need("restart_rules", `${field}.restart_policy`);
   if (container.restart_rules?.length) need("restart_rules", `${field}.restart_rules`);
+  if (container.devices?.length) need("volumes.block", `${field}.devices`);
   container.ports?.forEach((port, index) => {
     if (port.host_port !== undefined) need("host_ports", `${field}.ports.${index}.host_port`);
   });
@@ -108,6 +109,9 @@ function volumeNeeds(volume: Volume, field: string, need: Need): void {
       return;
     case "host_path":
       need("volumes.host_path", field);
+      return;
+    case "persistent":
+      need("volumes.persistent", field);
   }
 }
 

@@ -26,6 +26,7 @@ import {
 } from "./mutant-kinds.ts";
 import { MORE_MUTANTS } from "./mutants-more.ts";
 import { RESTARTED_MUTANTS } from "./mutants-restarted.ts";
+import { VOLUME_MUTANTS } from "./mutants-volumes.ts";
 
 const prefixOf = (id: string) => id.slice(0, id.lastIndexOf("-"));
 
@@ -38,6 +39,7 @@ function isConflict(thrown: unknown): true {
 export const MUTANTS: Record<string, Mutant> = {
   ...MORE_MUTANTS,
   ...RESTARTED_MUTANTS,
+  ...VOLUME_MUTANTS,
   "info/says-what-it-is": {
     provider: (sound) => ({ getInfo: async (options) => ({ ...(await sound.getInfo(options)), version: "" }) }),
   },

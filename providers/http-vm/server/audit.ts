@@ -1,6 +1,6 @@
 /**
- * The audit of the Machine API: one line for each machine that is created, changed, stopped or deleted, and for each
- * exec, attach and connection to a port, also for one that was refused.
+ * The audit of the Machine API: one line for each machine or volume that is created, changed, stopped or deleted, and
+ * for each exec, attach and connection to a port, also for one that was refused.
  */
 import type { IncomingMessage } from "node:http";
 import {
@@ -14,7 +14,15 @@ import {
 } from "../../../src/provider/kit/index.ts";
 import { STATUS_OF_CODE } from "../wire.ts";
 
-export type AuditedAction = "create" | "update" | "stop" | "delete" | "exec" | "attach" | "port-forward";
+export type AuditedAction =
+  | "create"
+  | "update"
+  | "stop"
+  | "delete"
+  | "exec"
+  | "attach"
+  | "port-forward"
+  | `${"create" | "resize" | "delete" | "reserve" | "release"}-volume`;
 
 /** A route that may be audited. */
 export interface AuditedRoute extends RoutePattern {
@@ -27,7 +35,7 @@ type Labels = Readonly<Record<string, string>>;
 export interface AuditedCall {
   /** Who it turned out to be. */
   client: string | undefined;
-  /** Of the machine that was asked for, when the request says them. */
+  /** Of the machine or volume that was asked for, when the request says them. */
   labels: Labels | undefined;
   /** Of a command. */
   exitCode: number | undefined;
@@ -57,7 +65,8 @@ export class CallAudit {
     const match = matchRoute(this.#routes, request.method ?? "", url.pathname);
     if (typeof match !== "object" || match.route.audit === undefined) return undefined;
     const action = match.route.audit;
-    const { id = "", container, port } = match.params;
+    const { id = "", container, port, reservation } = match.params;
+    const isVolume = action.endsWith("-volume");
     const since = this.#log.now();
     const { remoteAddress, remotePort } = request.socket;
     const write = (call: AuditedCall, labels: Labels, error: ProviderError | undefined) => {
@@ -68,7 +77,8 @@ export class CallAudit {
         reason: error?.message,
         client: call.client,
         source: remoteAddress === undefined ? "socket" : `${remoteAddress} ${remotePort}`,
-        machine: decoded(id),
+        [isVolume ? "volume" : "machine"]: decoded(id),
+        ...(reservation === undefined ? {} : { reservation: decoded(reservation) }),
         cluster: labels[LABEL_CLUSTER],
         node: labels[LABEL_NODE],
         ...(container === undefined ? {} : { container: decoded(container) }),
@@ -85,22 +95,28 @@ export class CallAudit {
       exitCode: undefined,
       opened: false,
       end: (error) => {
-        if (!ended) void this.#finish(call, decoded(id), (labels) => write(call, labels, error));
+        if (!ended) void this.#finish(call, { id: decoded(id), isVolume }, (labels) => write(call, labels, error));
         ended = true;
       },
     };
     return call;
   }
 
-  async #finish(call: AuditedCall, id: string, write: (labels: Labels) => void): Promise<void> {
+  async #finish(
+    call: AuditedCall,
+    what: { id: string; isVolume: boolean },
+    write: (labels: Labels) => void,
+  ): Promise<void> {
     // A stranger is not to make the provider work.
     const isKnown = call.labels !== undefined || call.client === undefined;
-    write(isKnown ? (call.labels ?? {}) : await this.#labelsOf(id));
+    write(isKnown ? (call.labels ?? {}) : await this.#labelsOf(what));
   }
 
-  async #labelsOf(id: string): Promise<Labels> {
+  async #labelsOf({ id, isVolume }: { id: string; isVolume: boolean }): Promise<Labels> {
+    const signal = AbortSignal.timeout(LOOKUP_MS);
     try {
-      return (await this.#provider.getPod(id, { signal: AbortSignal.timeout(LOOKUP_MS) })).labels;
+      if (isVolume) return (await this.#provider.volumes?.get(id, { signal }))?.labels ?? {};
+      return (await this.#provider.getPod(id, { signal })).labels;
     } catch {
       return {};
     }

@@ -5,6 +5,16 @@ import { getEvents } from "./endpoints/events.ts";
 import { listMachines } from "./endpoints/list.ts";
 import { getLogs } from "./endpoints/logs.ts";
 import { deleteMachine, getMachine, patchMachine, putMachine, stopMachine } from "./endpoints/machine.ts";
+import {
+  deleteVolume,
+  getVolume,
+  getVolumeCapacity,
+  listVolumes,
+  patchVolume,
+  putVolume,
+  releaseVolume,
+  reserveVolume,
+} from "./endpoints/volume.ts";
 import type { Endpoint, Route } from "./router.ts";
 
 const route = (method: string, pattern: string, handle: Endpoint, audit?: AuditedAction): Route => ({
@@ -22,6 +32,14 @@ export const ROUTES: readonly Route[] = [
   route("GET", "/v1/machines", listMachines),
   route("POST", "/v1/machines/:id/stop", stopMachine, "stop"),
   route("GET", "/v1/machines/:id/containers/:container/logs", getLogs),
+  route("GET", "/v1/volumes", listVolumes),
+  route("GET", "/v1/volumes/:id", getVolume),
+  route("PUT", "/v1/volumes/:id", putVolume, "create-volume"),
+  route("PATCH", "/v1/volumes/:id", patchVolume, "resize-volume"),
+  route("DELETE", "/v1/volumes/:id", deleteVolume, "delete-volume"),
+  route("PUT", "/v1/volumes/:id/reservations/:reservation", reserveVolume, "reserve-volume"),
+  route("DELETE", "/v1/volumes/:id/reservations/:reservation", releaseVolume, "release-volume"),
+  route("GET", "/v1/volume-capacity", getVolumeCapacity),
   route("GET", "/v1/events", getEvents),
   route("GET", "/v1/stats", getStats),
   route("GET", "/v1/info", getInfo),

@@ -10,6 +10,7 @@ import {
   type CallOptions,
   type DeleteOptions,
   clusterPrefix,
+  isProviderError,
   LABEL_CLUSTER,
   LABEL_NODE,
   type LogLine,
@@ -22,12 +23,16 @@ import {
   ProviderError,
   type ProviderInfo,
   type UnknownMachineEvent,
+  volumeClaims,
+  type VolumeProvider,
 } from "../../../src/provider/kit/index.ts";
+import { scopedVolumes } from "./scope-volumes.ts";
 
-export const VERBS = ["read", "logs", "write", "exec", "port_forward"] as const;
+export const VERBS = ["read", "logs", "write", "exec", "port_forward", "volumes"] as const;
 /**
  * read: machines, events, stats, capacity. logs: what containers wrote. write: create, change, stop and delete
- * machines. exec: run commands and attach. port_forward: connect to ports.
+ * machines. exec: run commands and attach. port_forward: connect to ports. volumes: create, let grow, reserve, release
+ * and delete volumes.
  */
 export type Verb = (typeof VERBS)[number];
 
@@ -36,7 +41,7 @@ export interface Scope {
   clusters?: readonly string[] | undefined;
   /** Names of nodes. Absent: all. */
   nodes?: readonly string[] | undefined;
-  /** Absent: all. */
+  /** Absent: all, but `volumes` where there are `nodes`: a volume is no node's. */
   verbs?: readonly Verb[] | undefined;
 }
 
@@ -57,6 +62,7 @@ class ScopedProvider implements Provider {
   readonly exec?: NonNullable<Provider["exec"]>;
   readonly attach?: NonNullable<Provider["attach"]>;
   readonly portForward?: NonNullable<Provider["portForward"]>;
+  readonly volumes?: VolumeProvider;
   readonly #provider: Provider;
   readonly #client: string;
   readonly #verbs: readonly Verb[];
@@ -67,7 +73,7 @@ class ScopedProvider implements Provider {
     this.name = provider.name;
     this.#provider = provider;
     this.#client = client;
-    this.#verbs = verbs ?? VERBS;
+    this.#verbs = verbs ?? (nodes === undefined ? VERBS : VERBS.filter((verb) => verb !== "volumes"));
     this.#allowed = [
       ...(clusters === undefined ? [] : [[LABEL_CLUSTER, new Set(clusters.map(clusterPrefix))] as const]),
       ...(nodes === undefined ? [] : [[LABEL_NODE, new Set(nodes)] as const]),
@@ -108,6 +114,13 @@ class ScopedProvider implements Provider {
         await this.#requireOwn("port_forward", id, options);
         return await provider.portForward!(id, port, options);
       };
+    if (provider.volumes !== undefined)
+      this.volumes = scopedVolumes(provider.volumes, {
+        clusters: clusters && new Set(clusters.map(clusterPrefix)),
+        mayRead: this.#verbs.includes("read"),
+        mayWrite: this.#verbs.includes("volumes"),
+        refusal: (what) => this.#refusal(what),
+      });
   }
 
   getInfo(options: CallOptions): Promise<ProviderInfo> {
@@ -119,6 +132,7 @@ class ScopedProvider implements Provider {
     const wrong = this.#wrongLabel(spec.labels);
     if (wrong !== undefined)
       throw this.#refusal(`make a machine whose label ${wrong} is ${JSON.stringify(spec.labels[wrong] ?? "absent")}`);
+    await this.#requireOwnVolumes(spec, options);
     return await this.#provider.createPod(id, spec, options);
   }
 
@@ -191,6 +205,19 @@ class ScopedProvider implements Provider {
     const machine = await this.#provider.getPod(id, { signal });
     if (!this.#isOwn(machine)) throw this.#refusal("reach this machine: its labels name another's cluster or node");
     return machine;
+  }
+
+  /** A machine has only its own cluster's. What is absent, the provider says. */
+  async #requireOwnVolumes(spec: MachineSpec, { signal }: CallOptions): Promise<void> {
+    const clusters = this.#allowed.find(([label]) => label === LABEL_CLUSTER)?.[1];
+    for (const { claim } of clusters === undefined ? [] : volumeClaims(spec)) {
+      const volume = await this.#provider.volumes?.get(claim.volume, { signal }).catch((thrown: unknown) => {
+        if (isProviderError(thrown, "not_found")) return undefined;
+        throw thrown;
+      });
+      if (volume !== undefined && !clusters!.has(volume.labels[LABEL_CLUSTER] ?? ""))
+        throw this.#refusal(`give a machine the volume ${claim.volume}: its labels name another's cluster`);
+    }
   }
 
   #isOwn({ state, labels }: Machine): boolean {

@@ -13,6 +13,7 @@ import {
   MACHINE_GROUPS,
   type MachineStats,
   MAX_GROUPS,
+  type PersistentVolume,
   type UnknownMachine,
 } from "../../../src/provider/kit/index.ts";
 
@@ -23,6 +24,8 @@ const TERMINATION_MESSAGE_BYTES = 4096;
 const NAME_BYTES = 1024;
 const HOST_BYTES = 256;
 const NOTICES = 1000;
+/** Of a volume. */
+const HOLDERS = 1000;
 /** Room for the event around the machine. */
 const WRAPPING_BYTES = 1024;
 
@@ -163,11 +166,25 @@ function count(value: number): number {
   return Number.isNaN(value) ? 0 : Math.max(0, Math.min(Math.trunc(value), Number.MAX_SAFE_INTEGER));
 }
 
+/** A volume as JSON that is valid. */
+export function volumeJson(volume: PersistentVolume): string {
+  const { size_bytes, version, attachments, reservations } = volume;
+  return JSON.stringify({
+    ...volume,
+    ...cutTexts(volume, MESSAGE_BYTES),
+    version: count(version),
+    size_bytes: count(size_bytes),
+    attachments: attachments.slice(0, HOLDERS),
+    reservations: reservations.slice(0, HOLDERS),
+  });
+}
+
 /** Samples as JSON; one of the figures that says nothing is left out, and with one that must be there its container. */
 export function statsJson(items: readonly MachineStats[]): string {
   return JSON.stringify({ items: items.map(sampleWithinLimits) });
 }
 
+const VOLUME_FIGURES = ["capacity_bytes", "available_bytes", "inodes", "inodes_used", "inodes_free"] as const;
 const FIGURES = ["memory_usage_bytes", "memory_rss_bytes", "fs_used_bytes", "logs_used_bytes"] as const;
 
 function sampleWithinLimits(sample: MachineStats): MachineStats {
@@ -180,11 +197,15 @@ function sampleWithinLimits(sample: MachineStats): MachineStats {
       .map(figuresWithinLimits),
     ...(network && { network: { rx_bytes: count(network.rx_bytes), tx_bytes: count(network.tx_bytes) } }),
     ...(volumes && {
-      volumes: volumes.slice(0, 1000).map(({ name, used_bytes, capacity_bytes }) => ({
-        name,
-        used_bytes: count(used_bytes),
-        ...(capacity_bytes !== undefined && { capacity_bytes: count(capacity_bytes) }),
-      })),
+      volumes: volumes.slice(0, 1000).map((volume) => {
+        const shown = { ...volume, used_bytes: count(volume.used_bytes) };
+        for (const figure of VOLUME_FIGURES) {
+          const value = shown[figure];
+          if (isFigure(value)) shown[figure] = count(value);
+          else delete shown[figure];
+        }
+        return shown;
+      }),
     }),
   };
 }

@@ -252,6 +252,113 @@ export interface paths {
     patch?: never;
     trace?: never;
   };
+  "/v1/volumes": {
+    parameters: {
+      query?: never;
+      header?: never;
+      path?: never;
+      cookie?: never;
+    };
+    /**
+     * All volumes that carry the labels
+     * @description Pages as those of machines, in the order of the ids. Items are whole volumes.
+     */
+    get: operations["listVolumes"];
+    put?: never;
+    post?: never;
+    delete?: never;
+    options?: never;
+    head?: never;
+    patch?: never;
+    trace?: never;
+  };
+  "/v1/volumes/{id}": {
+    parameters: {
+      query?: never;
+      header?: {
+        /** @description Echoed in the reply. */
+        "X-Request-Id"?: components["parameters"]["RequestId"];
+      };
+      path: {
+        id: components["parameters"]["VolumeId"];
+      };
+      cookie?: never;
+    };
+    /**
+     * One volume, or its tombstone
+     * @description Who has it is as current as the machines' states are.
+     */
+    get: operations["getVolume"];
+    /**
+     * Create a volume
+     * @description Idempotent: the same id with the same specification, any number of times, also at the same time, makes one volume and returns it as it is now, with the size to which it has grown since. Another specification is `conflict`; an id that was deleted is `gone`. What cannot be made for lack of room is `quota`, and leaves nothing. A volume that is still `creating` is asked for again.
+     */
+    put: operations["putVolume"];
+    post?: never;
+    /**
+     * Remove a volume with all that is on it, and leave a tombstone
+     * @description Idempotent, and 204 for an id that never existed as well. `in_use` while a machine has it or may still write to it, and while it is reserved. The tombstone stays as long as a machine's, and keeps a `PUT` that arrives late from making an empty volume of this id.
+     */
+    delete: operations["deleteVolume"];
+    options?: never;
+    head?: never;
+    /**
+     * Let a volume grow
+     * @description It has at least this size afterwards, its file system too; what is not more than it has changes nothing, so repeating it is safe, and so is one that arrives late. It never shrinks. A backend that cannot let a volume grow while a machine has it says `in_use`.
+     */
+    patch: operations["patchVolume"];
+    trace?: never;
+  };
+  "/v1/volumes/{id}/reservations/{reservation}": {
+    parameters: {
+      query?: never;
+      header?: {
+        /** @description Echoed in the reply. */
+        "X-Request-Id"?: components["parameters"]["RequestId"];
+      };
+      path: {
+        id: components["parameters"]["VolumeId"];
+        reservation: components["schemas"]["Name"];
+      };
+      cookie?: never;
+    };
+    get?: never;
+    /**
+     * Keep a volume for one owner's machines
+     * @description As long as a volume has reservations, only machines that name one of them get it. It has one at a time, unless its class says otherwise: a second one is `in_use`. So is the first one while a machine has the volume that does not name it. Repeating it is safe; the same name with another `read_only` is `conflict`. vmlet's are names of nodes.
+     */
+    put: operations["reserveVolume"];
+    post?: never;
+    /**
+     * Give a volume back
+     * @description Idempotent, also for a reservation or a volume that does not exist. `in_use` while a machine that has named it has the volume or may still write to it: whoever is told that it is done may give the volume to anybody.
+     */
+    delete: operations["releaseVolume"];
+    options?: never;
+    head?: never;
+    patch?: never;
+    trace?: never;
+  };
+  "/v1/volume-capacity": {
+    parameters: {
+      query?: never;
+      header?: never;
+      path?: never;
+      cookie?: never;
+    };
+    /**
+     * How much room there is for new volumes
+     * @description A figure for who chooses where a volume is made; what counts is whether the `PUT` succeeds.
+     */
+    get: operations["getVolumeCapacity"];
+    put?: never;
+    post?: never;
+    delete?: never;
+    options?: never;
+    head?: never;
+    patch?: never;
+    trace?: never;
+  };
   "/v1/stats": {
     parameters: {
       query?: never;
@@ -324,6 +431,8 @@ export interface components {
       | "unsupported"
       | "conflict"
       | "gone"
+      | "in_use"
+      | "out_of_zone"
       | "quota"
       | "rate_limited"
       | "unauthorized"
@@ -414,6 +523,8 @@ export interface components {
        *     | `volumes.files` | files given at create (configMap, secret, downwardAPI, projected, tokens) |
        *     | `volumes.image` | an OCI image mounted as a volume |
        *     | `volumes.host_path` | a path of the machine itself |
+       *     | `volumes.persistent` | volumes that outlive machines, one machine at a time, fenced |
+       *     | `volumes.block` | persistent volumes as block devices |
        *     | `patch_files` | files replaced in a running machine |
        *     | `patch_image` | a container's image replaced in place |
        *     | `patch_registry_auth` | registry credentials of a machine replaced, and their version shown |
@@ -447,6 +558,10 @@ export interface components {
         /** @description It can mount read-only what lies below a mount too. */
         recursive_read_only_mounts?: boolean;
       }[];
+      /** @description Kinds of volumes that a `PersistentVolumeSpec` may name as `class`. The first one is what a volume gets that names none. Absent: there is no choice, and a volume has one machine at a time. */
+      volume_classes?: components["schemas"]["VolumeClass"][];
+      /** @description Where its machines are: what a volume's `zone` has to be for them. Absent: there are no zones. */
+      zone?: string;
       /** @description What a client should know before it hits it. */
       limits?: {
         /** @description Largest request body. */
@@ -455,6 +570,8 @@ export interface components {
         page_items?: components["schemas"]["Count"];
         /** @description How long tombstones stay. */
         tombstone_seconds?: components["schemas"]["Count"];
+        /** @description Most volumes that all machines together may have. Absent: no such limit. */
+        attached_volumes?: components["schemas"]["Count"];
       };
     };
     /**
@@ -601,7 +718,30 @@ export interface components {
           path: string;
           /** @description What has to be there, in the words of Kubernetes' hostPath: DirectoryOrCreate, Directory, FileOrCreate, File, Socket, CharDevice or BlockDevice. Absent: whatever is there. */
           path_type?: string;
+        }
+      | {
+          /** @description Name that mounts refer to. */
+          name: components["schemas"]["Name"];
+          /**
+           * @description A volume that outlives the machine, of `/v1/volumes`. It is this machine's from the `PUT` until nothing of the machine can write to it. Capability `volumes.persistent`.
+           * @constant
+           */
+          type: "persistent";
+          /** @description Its id there. */
+          volume: components["schemas"]["MachineId"];
+          /** @description Under which reservation it is had. A volume that is reserved is refused to machines that name none of its reservations, with `in_use`. */
+          reservation?: components["schemas"]["Name"];
+          /** @description The machine as a whole gets it read-only; mounts cannot make that undone. */
+          read_only?: boolean;
+          /** @description How its file system is mounted: `noatime`, `discard`. An option that the backend does not allow is `invalid`. */
+          mount_options?: string[];
         };
+    Device: {
+      /** @description Name of the volume: a persistent one of mode `block`. */
+      volume: components["schemas"]["Name"];
+      /** @description Where the container sees the device. */
+      path: string;
+    };
     Mount: {
       /** @description Name of the volume. */
       volume: components["schemas"]["Name"];
@@ -788,6 +928,8 @@ export interface components {
       resources?: components["schemas"]["ContainerResources"];
       /** @description Which volumes it sees, and where. */
       mounts?: components["schemas"]["Mount"][];
+      /** @description Which volumes it sees as block devices, and where. Capability `volumes.block`. */
+      devices?: components["schemas"]["Device"][];
       /** @description What it listens on. */
       ports?: components["schemas"]["ContainerPort"][];
       /** @description How it is told to end. */
@@ -1233,6 +1375,151 @@ export interface components {
       /** @description To ask from next. */
       revision: components["schemas"]["Count"];
     };
+    VolumeClass: {
+      name: string;
+      /**
+       * @description How many machines may have a volume of it at a time: one; several, all of which have it read-only; or several that write, each of which sees what the others do.
+       * @enum {string}
+       */
+      sharing: "one" | "readers" | "writers";
+      /** @description What its volumes may be. Absent: a file system. */
+      modes?: components["schemas"]["VolumeMode"][];
+    };
+    /**
+     * @description Whether a volume is a file system, which the backend makes, or a block device, empty at first.
+     * @enum {string}
+     */
+    VolumeMode: "filesystem" | "block";
+    /**
+     * @description What a volume is to be. All of it stays as it is for the volume's life, but that it may grow.
+     * @example {
+     *       "labels": {
+     *         "vmlet.dev/cluster": "c1"
+     *       },
+     *       "size_bytes": 10737418240,
+     *       "mode": "filesystem",
+     *       "fs_type": "ext4"
+     *     }
+     */
+    PersistentVolumeSpec: {
+      /** @description Lists select by them. vmlet's is `vmlet.dev/cluster`. */
+      labels: components["schemas"]["Labels"];
+      /** @description At least so much. */
+      size_bytes: number;
+      mode: components["schemas"]["VolumeMode"];
+      /** @description With mode `filesystem`: ext4, xfs. Absent: the backend's choice. One that it does not have is `invalid`. */
+      fs_type?: string;
+      /** @description One of the backend's `volume_classes`; another one is `invalid`. */
+      class?: string;
+      /** @description Where it is to be. A zone in which the backend makes none is `out_of_zone`. Absent: its choice. */
+      zone?: string;
+    };
+    /**
+     * @example {
+     *       "size_bytes": 21474836480
+     *     }
+     */
+    PersistentVolumePatch: {
+      /** @description At least so much. */
+      size_bytes: number;
+    };
+    /** @example {} */
+    VolumeReservationRequest: {
+      /** @description Machines that name it have to have the volume read-only. */
+      read_only?: boolean;
+    };
+    VolumeReservation: {
+      name: components["schemas"]["Name"];
+      read_only: boolean;
+    };
+    /** @description That a machine has the volume, or may still write to it. */
+    VolumeAttachment: {
+      machine: components["schemas"]["MachineId"];
+      reservation?: components["schemas"]["Name"];
+      read_only: boolean;
+      /**
+       * @description `unknown`: the backend cannot see the machine just now. It may still write: nobody else gets the volume.
+       * @enum {string}
+       */
+      state: "attached" | "unknown";
+    };
+    /**
+     * @example {
+     *       "id": "pvc-7f3c",
+     *       "version": 3,
+     *       "labels": {
+     *         "vmlet.dev/cluster": "c1"
+     *       },
+     *       "state": "available",
+     *       "size_bytes": 10737418240,
+     *       "mode": "filesystem",
+     *       "fs_type": "ext4",
+     *       "created_at": "2026-10-06T00:17:08.120Z",
+     *       "attachments": [
+     *         {
+     *           "machine": "c1-3b1c",
+     *           "reservation": "burst-0",
+     *           "read_only": false,
+     *           "state": "attached"
+     *         }
+     *       ],
+     *       "reservations": [
+     *         {
+     *           "name": "burst-0",
+     *           "read_only": false
+     *         }
+     *       ]
+     *     }
+     */
+    PersistentVolume: {
+      id: components["schemas"]["MachineId"];
+      /** @description Grows with every change of the volume itself. */
+      version: components["schemas"]["Count"];
+      labels: components["schemas"]["Labels"];
+      /**
+       * @description creating -> available -> deleting -> deleted (a tombstone). `failed`: what was on it is lost or damaged, as `message` says; it is not
+       *     attached any more, and needs a DELETE.
+       * @enum {string}
+       */
+      state: "creating" | "available" | "failed" | "deleting" | "deleted";
+      /** @description Of `failed`: `VolumeLost`, ... */
+      reason?: string;
+      message?: string;
+      /** @description What it has, which may be more than was asked for. */
+      size_bytes: components["schemas"]["Count"];
+      mode: components["schemas"]["VolumeMode"];
+      fs_type?: string;
+      class?: string;
+      /** @description Where it is. Absent: machines have it wherever they are. */
+      zone?: string;
+      created_at: components["schemas"]["Time"];
+      deleted_at?: components["schemas"]["Time"];
+      attachments: components["schemas"]["VolumeAttachment"][];
+      reservations: components["schemas"]["VolumeReservation"][];
+    };
+    /**
+     * @example {
+     *       "items": []
+     *     }
+     */
+    PersistentVolumePage: {
+      items: components["schemas"]["PersistentVolume"][];
+      /** @description Absent on the last page. */
+      next_cursor?: string;
+    };
+    /**
+     * @example {
+     *       "available_bytes": 1099511627776
+     *     }
+     */
+    VolumeCapacity: {
+      /** @description For all new volumes together. */
+      available_bytes: components["schemas"]["Count"];
+      /** @description Of one volume. */
+      minimum_bytes?: components["schemas"]["Count"];
+      /** @description Of one volume. */
+      maximum_bytes?: components["schemas"]["Count"];
+    };
     /** @description How often a probe of a container came out which way, since the container started. */
     ProbeTally: {
       /** @enum {unknown} */
@@ -1265,9 +1552,16 @@ export interface components {
         tx_bytes: components["schemas"]["Count"];
       };
       volumes?: {
+        /** @description As the specification has it, persistent ones too. */
         name: string;
         used_bytes: components["schemas"]["Count"];
         capacity_bytes?: components["schemas"]["Count"];
+        /** @description What can still be written. */
+        available_bytes?: components["schemas"]["Count"];
+        /** @description Files, folders and links that it can have. */
+        inodes?: components["schemas"]["Count"];
+        inodes_used?: components["schemas"]["Count"];
+        inodes_free?: components["schemas"]["Count"];
       }[];
     };
     /**
@@ -1288,6 +1582,16 @@ export interface components {
       };
       content: {
         "application/json": components["schemas"]["Machine"];
+      };
+    };
+    /** @description The volume as it is now. */
+    PersistentVolume: {
+      headers: {
+        "X-Request-Id": components["headers"]["X-Request-Id"];
+        [name: string]: unknown;
+      };
+      content: {
+        "application/json": components["schemas"]["PersistentVolume"];
       };
     };
     /** @description Done, or under way and certain to happen. No body. */
@@ -1315,6 +1619,7 @@ export interface components {
     /** @description Echoed in the reply. */
     RequestId: string;
     MachineId: components["schemas"]["MachineId"];
+    VolumeId: components["schemas"]["MachineId"];
     ContainerName: components["schemas"]["Name"];
     /** @description `key=value`; repeated, and a machine must carry all of them. */
     Label: string[];
@@ -1671,6 +1976,196 @@ export interface operations {
       default: components["responses"]["Error"];
     };
   };
+  listVolumes: {
+    parameters: {
+      query?: {
+        /** @description `key=value`; repeated, and a machine must carry all of them. */
+        label?: components["parameters"]["Label"];
+        /** @description Most items on the page. Only a missing `next_cursor` says that it was the last one. */
+        limit?: number;
+        /** @description `next_cursor` of the page before. Opaque. One that is not understood is refused with 400. */
+        cursor?: string;
+        /** @description Tombstones too (state `deleted`). */
+        include_deleted?: boolean;
+      };
+      header?: {
+        /** @description Echoed in the reply. */
+        "X-Request-Id"?: components["parameters"]["RequestId"];
+      };
+      path?: never;
+      cookie?: never;
+    };
+    requestBody?: never;
+    responses: {
+      /** @description One page. */
+      200: {
+        headers: {
+          "X-Request-Id": components["headers"]["X-Request-Id"];
+          [name: string]: unknown;
+        };
+        content: {
+          "application/json": components["schemas"]["PersistentVolumePage"];
+        };
+      };
+      default: components["responses"]["Error"];
+    };
+  };
+  getVolume: {
+    parameters: {
+      query?: never;
+      header?: {
+        /** @description Echoed in the reply. */
+        "X-Request-Id"?: components["parameters"]["RequestId"];
+      };
+      path: {
+        id: components["parameters"]["VolumeId"];
+      };
+      cookie?: never;
+    };
+    requestBody?: never;
+    responses: {
+      200: components["responses"]["PersistentVolume"];
+      default: components["responses"]["Error"];
+    };
+  };
+  putVolume: {
+    parameters: {
+      query?: never;
+      header?: {
+        /** @description Echoed in the reply. */
+        "X-Request-Id"?: components["parameters"]["RequestId"];
+      };
+      path: {
+        id: components["parameters"]["VolumeId"];
+      };
+      cookie?: never;
+    };
+    requestBody: {
+      content: {
+        "application/json": components["schemas"]["PersistentVolumeSpec"];
+      };
+    };
+    responses: {
+      200: components["responses"]["PersistentVolume"];
+      201: components["responses"]["PersistentVolume"];
+      default: components["responses"]["Error"];
+    };
+  };
+  deleteVolume: {
+    parameters: {
+      query?: never;
+      header?: {
+        /** @description Echoed in the reply. */
+        "X-Request-Id"?: components["parameters"]["RequestId"];
+      };
+      path: {
+        id: components["parameters"]["VolumeId"];
+      };
+      cookie?: never;
+    };
+    requestBody?: never;
+    responses: {
+      202: components["responses"]["Accepted"];
+      204: components["responses"]["Accepted"];
+      default: components["responses"]["Error"];
+    };
+  };
+  patchVolume: {
+    parameters: {
+      query?: never;
+      header?: {
+        /** @description Echoed in the reply. */
+        "X-Request-Id"?: components["parameters"]["RequestId"];
+      };
+      path: {
+        id: components["parameters"]["VolumeId"];
+      };
+      cookie?: never;
+    };
+    requestBody: {
+      content: {
+        "application/json": components["schemas"]["PersistentVolumePatch"];
+      };
+    };
+    responses: {
+      200: components["responses"]["PersistentVolume"];
+      default: components["responses"]["Error"];
+    };
+  };
+  reserveVolume: {
+    parameters: {
+      query?: never;
+      header?: {
+        /** @description Echoed in the reply. */
+        "X-Request-Id"?: components["parameters"]["RequestId"];
+      };
+      path: {
+        id: components["parameters"]["VolumeId"];
+        reservation: components["schemas"]["Name"];
+      };
+      cookie?: never;
+    };
+    requestBody: {
+      content: {
+        "application/json": components["schemas"]["VolumeReservationRequest"];
+      };
+    };
+    responses: {
+      200: components["responses"]["PersistentVolume"];
+      201: components["responses"]["PersistentVolume"];
+      default: components["responses"]["Error"];
+    };
+  };
+  releaseVolume: {
+    parameters: {
+      query?: never;
+      header?: {
+        /** @description Echoed in the reply. */
+        "X-Request-Id"?: components["parameters"]["RequestId"];
+      };
+      path: {
+        id: components["parameters"]["VolumeId"];
+        reservation: components["schemas"]["Name"];
+      };
+      cookie?: never;
+    };
+    requestBody?: never;
+    responses: {
+      202: components["responses"]["Accepted"];
+      204: components["responses"]["Accepted"];
+      default: components["responses"]["Error"];
+    };
+  };
+  getVolumeCapacity: {
+    parameters: {
+      query?: {
+        /** @description Absent: the backend's own. */
+        class?: string;
+        /** @description Absent: all of them. */
+        zone?: string;
+      };
+      header?: {
+        /** @description Echoed in the reply. */
+        "X-Request-Id"?: components["parameters"]["RequestId"];
+      };
+      path?: never;
+      cookie?: never;
+    };
+    requestBody?: never;
+    responses: {
+      /** @description The room. */
+      200: {
+        headers: {
+          "X-Request-Id": components["headers"]["X-Request-Id"];
+          [name: string]: unknown;
+        };
+        content: {
+          "application/json": components["schemas"]["VolumeCapacity"];
+        };
+      };
+      default: components["responses"]["Error"];
+    };
+  };
   getStats: {
     parameters: {
       query?: {
@@ -1732,4 +2227,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: 6252bfd7a60550919ece67b52eed332e63ecd70914fde2d4394b8636a93b4bdc
+// sha256 of openapi.yaml: 877ba15e81bc8bd53d82e549c81d1d56cdbf13b878cd16420f893aaafdfc910b

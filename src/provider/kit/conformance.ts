@@ -19,6 +19,7 @@ import { LIFECYCLE_CHECKS } from "./checks/lifecycle.ts";
 import { LIST_CHECKS } from "./checks/lists.ts";
 import { LOG_BYTE_CHECKS } from "./checks/log-bytes.ts";
 import { LOG_CHECKS } from "./checks/logs.ts";
+import { DISK_RESTART_CHECKS, PERSISTENT_VOLUME_CHECKS } from "./checks/persistent-volumes.ts";
 import { PROCESS_CHECKS } from "./checks/processes.ts";
 import { RESTART_CHECKS } from "./checks/restarts.ts";
 import { SESSION_CHECKS } from "./checks/sessions.ts";
@@ -36,12 +37,14 @@ export const CHECKS: readonly Check[] = [
   ...CONTAINER_CHECKS,
   ...RESTART_CHECKS,
   ...VOLUME_CHECKS,
+  ...PERSISTENT_VOLUME_CHECKS,
   ...LOG_CHECKS,
   ...LOG_BYTE_CHECKS,
   ...EVENT_CHECKS,
   ...STREAM_CHECKS,
   ...SESSION_CHECKS,
   ...HTTP_CHECKS,
+  ...DISK_RESTART_CHECKS,
   ...BACKEND_RESTART_CHECKS,
 ];
 
@@ -63,6 +66,7 @@ export const UNCHECKED: readonly Capability[] = [
   "volumes.empty_dir.size_limit",
   "volumes.image",
   "volumes.host_path",
+  "volumes.block",
   "resize",
   "host_ports",
   "hosts",

@@ -3,6 +3,7 @@ import type { Clock } from "../../util/clock.ts";
 import type { Capability } from "../capabilities.ts";
 import { VmletError } from "../../util/errors.ts";
 import { isProviderError, ProviderError, type ProviderErrorCode } from "../errors.ts";
+import type { PersistentVolume, PersistentVolumeSpec } from "../volume.ts";
 import type { ContainerSpec, ContainerState, Machine, MachineSpec } from "../machine.ts";
 import type { LogLine, LogOptions, MachineList, Provider, ProviderInfo } from "../provider.ts";
 import type { HttpTarget } from "./http-target.ts";
@@ -39,6 +40,7 @@ export class CheckContext {
   /** Of the last container that was asked for. */
   #script: string | undefined;
   readonly #ids: string[] = [];
+  readonly #volumeIds: string[] = [];
 
   constructor(options: {
     provider: Provider;
@@ -74,6 +76,24 @@ export class CheckContext {
     const id = `${this.#prefix}-${this.#ids.length}`;
     this.#ids.push(id);
     return id;
+  }
+
+  /** The same of a volume. */
+  volumeId(): string {
+    const id = `${this.#prefix}-disk-${this.#volumeIds.length}`;
+    this.#volumeIds.push(id);
+    return id;
+  }
+
+  /** A new volume that can be used. */
+  async volume(spec: PersistentVolumeSpec): Promise<PersistentVolume> {
+    const id = this.volumeId();
+    let volume = await this.provider.volumes!.create(id, spec, { signal: this.signal });
+    await this.untilTrue(`volume ${id} to be available`, async () => {
+      if (volume.state !== "available") volume = await this.provider.volumes!.get(id, { signal: this.signal });
+      return volume.state === "available";
+    });
+    return volume;
   }
 
   container(script: string, rest: Partial<ContainerSpec> = {}): ContainerSpec {
@@ -237,11 +257,27 @@ export class CheckContext {
     throw new Violation(`${doing} to fail with ${code}`, "it succeeded");
   }
 
-  /** Deletes the check's machines, so that a run leaves nothing but tombstones, also one that was stopped. */
+  /** Deletes the check's machines and volumes: a run leaves nothing but tombstones, also one that was stopped. */
   async cleanUp(): Promise<void> {
     await Promise.allSettled(
       this.#ids.map((id) => this.provider.deletePod(id, { signal: this.#late(10_000), force: true })),
     );
+    await Promise.allSettled(this.#volumeIds.map((id) => this.#removeVolume(id, this.#late(10_000))));
+  }
+
+  /** As soon as nothing of its machine runs. */
+  async #removeVolume(id: string, signal: AbortSignal): Promise<void> {
+    const { volumes } = this.provider;
+    for (;;) {
+      try {
+        const { reservations } = await volumes!.get(id, { signal });
+        for (const { name } of reservations) await volumes!.release(id, name, { signal });
+        return await volumes!.delete(id, { signal });
+      } catch (thrown) {
+        if (!isProviderError(thrown, "in_use")) throw thrown;
+      }
+      await this.clock.sleep(POLL_MS, signal);
+    }
   }
 }
 

@@ -3,7 +3,7 @@ import type { SchemaName } from "../contract/document.ts";
 /** What a reply's body may be. */
 export type ReplySchema = Extract<
   SchemaName,
-  "Machine" | "MachinePage" | "EventList" | "StatsList" | "ProviderCapacity"
+  "Machine" | "MachinePage" | "EventList" | "StatsList" | "ProviderCapacity" | "PersistentVolumePage" | "VolumeCapacity"
 >;
 
 /** One HTTP exchange with the backend, authenticated as it should be unless told otherwise. */

@@ -17,6 +17,7 @@
 // The contract: what a provider implements, what a machine is, and how calls fail.
 export type * from "../provider.ts";
 export * from "../machine.ts";
+export * from "../volume.ts";
 export {
   ALL_CAPABILITIES,
   CAPABILITIES,
@@ -80,6 +81,7 @@ export {
 } from "../probes/actions.ts";
 export { Prober, type ProbeKind, type ProberEvents } from "../probes/prober.ts";
 export { tombstoneOf, unseenMachine } from "../tombstone.ts";
+export { VolumeBook, type VolumeBookOptions, type VolumeContents, type VolumeRecord } from "../volume-book.ts";
 export { OutputLog } from "./output-log.ts";
 
 // Does it keep the contract?

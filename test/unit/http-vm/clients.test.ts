@@ -250,6 +250,77 @@ describe("a client that is bound", () => {
   });
 });
 
+describe("volumes, which are a cluster's", () => {
+  const volume = (cluster: string) => ({
+    labels: ownerLabels(cluster, "x"),
+    size_bytes: 1,
+    mode: "filesystem" as const,
+  });
+  const withVolumes = async (scope: Partial<ApiClient>) => {
+    const it = await backendWith([agent(scope)]);
+    await it.memory.volumes.create("own-disk", volume(CLUSTER), { signal });
+    await it.memory.volumes.create("foreign-disk", volume("cluster-b"), { signal });
+    return it;
+  };
+  const codeOf = async (reply: Promise<{ status: number; body: Reply | undefined }>) => {
+    const { status, body } = await reply;
+    return body?.error?.code ?? status;
+  };
+  const machineWith = (id: string): MachineSpec => ({
+    ...specOf(ownerLabels(CLUSTER, "n-0")),
+    volumes: [{ name: "data", type: "persistent", volume: id }],
+  });
+
+  test("are read by a client that is bound to a node, and not changed", async () => {
+    const { call } = await withVolumes({});
+    expect(ids((await call("GET", "/v1/volumes")).body)).toEqual(["own-disk"]);
+    expect(await codeOf(call("GET", "/v1/volumes/own-disk"))).toBe(200);
+    for (const [method, path, body] of [
+      ["PUT", "/v1/volumes/next", volume(CLUSTER)],
+      ["PATCH", "/v1/volumes/own-disk", { size_bytes: 2 }],
+      ["PUT", "/v1/volumes/own-disk/reservations/n-0", {}],
+      ["DELETE", "/v1/volumes/own-disk/reservations/n-0", undefined],
+      ["DELETE", "/v1/volumes/own-disk", undefined],
+    ] as const)
+      expect([method, path, await codeOf(call(method, path, body))]).toEqual([method, path, "unauthorized"]);
+  });
+
+  test("are changed by a client that has the verb, in its own cluster", async () => {
+    const { call } = await withVolumes({ nodes: undefined, verbs: ["read", "volumes"] });
+    expect(await codeOf(call("PUT", "/v1/volumes/next", volume(CLUSTER)))).toBe(200);
+    expect(await codeOf(call("PATCH", "/v1/volumes/own-disk", { size_bytes: 2 }))).toBe(200);
+    expect(await codeOf(call("PUT", "/v1/volumes/own-disk/reservations/n-0", {}))).toBe(200);
+    expect(await codeOf(call("DELETE", "/v1/volumes/own-disk/reservations/n-0"))).toBe(204);
+    expect(await codeOf(call("DELETE", "/v1/volumes/own-disk"))).toBe(204);
+    expect(await codeOf(call("DELETE", "/v1/volumes/never-was"))).toBe(204);
+  });
+
+  test("of another cluster are out of reach, and never said to be absent", async () => {
+    const { call, memory } = await withVolumes({ nodes: undefined });
+    const before = await memory.volumes.get("foreign-disk", { signal });
+    for (const [method, path, body] of [
+      ["GET", "/v1/volumes/foreign-disk", undefined],
+      ["PUT", "/v1/volumes/foreign-disk", volume(CLUSTER)],
+      ["PUT", "/v1/volumes/next", volume("cluster-b")],
+      ["PATCH", "/v1/volumes/foreign-disk", { size_bytes: 2 }],
+      ["PUT", "/v1/volumes/foreign-disk/reservations/n-0", {}],
+      ["DELETE", "/v1/volumes/foreign-disk/reservations/n-0", undefined],
+      ["DELETE", "/v1/volumes/foreign-disk", undefined],
+      ["GET", `/v1/volumes?${query("cluster-b", "n-0").split("&")[0]}`, undefined],
+    ] as const)
+      expect([method, path, await codeOf(call(method, path, body))]).toEqual([method, path, "unauthorized"]);
+    expect(await memory.volumes.get("foreign-disk", { signal })).toEqual(before);
+  });
+
+  test("of another cluster are given to no machine", async () => {
+    const { call, memory } = await withVolumes({});
+    expect(await codeOf(call("PUT", "/v1/machines/thief", machineWith("foreign-disk")))).toBe("unauthorized");
+    expect(await codeOf(call("PUT", "/v1/machines/keeper", machineWith("own-disk")))).toBe(200);
+    expect(await codeOf(call("PUT", "/v1/machines/hopeful", machineWith("no-disk")))).toBe("not_found");
+    expect((await memory.volumes.get("foreign-disk", { signal })).attachments).toEqual([]);
+  });
+});
+
 describe("which client it is", () => {
   test("its token says, one beside the other, and each can be replaced", async () => {
     let tokens = ["token-a"];

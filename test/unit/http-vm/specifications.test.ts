@@ -160,7 +160,7 @@ function coherent(spec: MachineSpec): MachineSpec {
     containers: rename(spec.containers),
     init_containers: [],
     ephemeral_containers: rename(spec.ephemeral_containers),
-    volumes: rename(spec.volumes) as NonNullable<MachineSpec["volumes"]>,
+    volumes: rename(withoutClaims(spec.volumes)) as NonNullable<MachineSpec["volumes"]>,
   };
 }
 
@@ -174,8 +174,12 @@ function distinct(spec: MachineSpec): MachineSpec {
     containers: rename(spec.containers),
     init_containers: rename(spec.init_containers),
     ephemeral_containers: rename(spec.ephemeral_containers),
+    volumes: withoutClaims(spec.volumes),
   };
 }
+
+/** Without volumes that would have to be there. */
+const withoutClaims = (volumes: MachineSpec["volumes"] = []) => volumes.filter(({ type }) => type !== "persistent");
 
 /** Without what some engine lacks. */
 function plain({ labels, restart_policy, containers }: MachineSpec): MachineSpec {

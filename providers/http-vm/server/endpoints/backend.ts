@@ -8,7 +8,9 @@ export async function getInfo(
   { response, query, signal }: Exchange,
 ): Promise<void> {
   new Query(query, []);
-  const { name, version, capabilities, os, architecture, runtimeHandlers } = await provider.getInfo({ signal });
+  const { name, version, capabilities, os, architecture, runtimeHandlers, ...rest } = await provider.getInfo({
+    signal,
+  });
   sendJson(
     response,
     200,
@@ -19,8 +21,14 @@ export async function getInfo(
       os,
       architecture,
       runtime_handlers: runtimeHandlers,
+      volume_classes: rest.volumeClasses,
+      zone: rest.zone,
       api: "v1",
-      limits: { body_bytes: limits.bodyBytes, page_items: limits.pageItems },
+      limits: {
+        body_bytes: limits.bodyBytes,
+        page_items: limits.pageItems,
+        attached_volumes: rest.maxAttachedVolumes,
+      },
     }),
   );
 }

@@ -1,0 +1,96 @@
+/** Volumes that outlive machines: /v1/volumes, and the room for them. */
+import { assertCapable, type VolumeProvider } from "../../../../src/provider/kit/index.ts";
+import { Query, readJson, sendJson, sendNothing } from "../http.ts";
+import { decodeCursor, pageOf } from "../pages.ts";
+import { checkedId, lacks, type Exchange, type RouteContext } from "../router.ts";
+import { volumeJson } from "../telling.ts";
+
+const volumeId = ({ params }: Exchange): string => checkedId(params["id"], "MachineId", "id");
+const reservationName = ({ params }: Exchange): string => checkedId(params["reservation"], "Name", "reservation");
+
+/** @throws ProviderError unsupported */
+async function volumesOf({ provider }: RouteContext, { signal }: Exchange): Promise<VolumeProvider> {
+  if (provider.volumes === undefined) throw lacks("volumes.persistent");
+  const { capabilities } = await provider.getInfo({ signal });
+  if (!capabilities.includes("volumes.persistent")) throw lacks("volumes.persistent");
+  return provider.volumes;
+}
+
+export async function putVolume(context: RouteContext, exchange: Exchange): Promise<void> {
+  new Query(exchange.query, []);
+  const id = volumeId(exchange);
+  const volumes = await volumesOf(context, exchange);
+  const spec = await readJson(exchange.request, "PersistentVolumeSpec", context.limits.bodyBytes);
+  if (exchange.audited !== undefined) exchange.audited.labels = spec.labels;
+  if (spec.mode === "block") {
+    const { capabilities } = await context.provider.getInfo({ signal: exchange.workSignal });
+    assertCapable([{ capability: "volumes.block", field: "mode" }], capabilities);
+  }
+  sendJson(exchange.response, 200, volumeJson(await volumes.create(id, spec, { signal: exchange.workSignal })));
+}
+
+export async function getVolume(context: RouteContext, exchange: Exchange): Promise<void> {
+  new Query(exchange.query, []);
+  const id = volumeId(exchange);
+  const volumes = await volumesOf(context, exchange);
+  sendJson(exchange.response, 200, volumeJson(await volumes.get(id, { signal: exchange.signal })));
+}
+
+export async function patchVolume(context: RouteContext, exchange: Exchange): Promise<void> {
+  new Query(exchange.query, []);
+  const id = volumeId(exchange);
+  const volumes = await volumesOf(context, exchange);
+  const patch = await readJson(exchange.request, "PersistentVolumePatch", context.limits.bodyBytes);
+  const grown = await volumes.resize(id, patch.size_bytes, { signal: exchange.workSignal });
+  sendJson(exchange.response, 200, volumeJson(grown));
+}
+
+export async function deleteVolume(context: RouteContext, exchange: Exchange): Promise<void> {
+  new Query(exchange.query, []);
+  const id = volumeId(exchange);
+  const volumes = await volumesOf(context, exchange);
+  await volumes.delete(id, { signal: exchange.workSignal });
+  sendNothing(exchange.response);
+}
+
+export async function listVolumes(context: RouteContext, exchange: Exchange): Promise<void> {
+  const asked = new Query(exchange.query, ["label", "limit", "cursor", "include_deleted"]);
+  const limit = asked.count("limit", { min: 1, max: 10_000 });
+  const cursor = decodeCursor(asked.text("cursor"));
+  const labels = asked.labels();
+  const includeDeleted = asked.flag("include_deleted");
+  const volumes = await volumesOf(context, exchange);
+  const { items, unknown = [] } = await volumes.list({ signal: exchange.signal, labels, includeDeleted });
+  const bodies = [
+    ...items.map((volume) => ({ id: volume.id, text: () => volumeJson(volume) })),
+    ...unknown.map(({ id }) => ({ id, text: () => JSON.stringify({ id }) })),
+  ];
+  const page = pageOf(bodies, { limit, cursor, revision: 0, limits: context.limits });
+  sendJson(exchange.response, 200, `{"items":[${page.items.join(",")}]${page.nextCursor}}`);
+}
+
+export async function reserveVolume(context: RouteContext, exchange: Exchange): Promise<void> {
+  new Query(exchange.query, []);
+  const id = volumeId(exchange);
+  const name = reservationName(exchange);
+  const volumes = await volumesOf(context, exchange);
+  const body = await readJson(exchange.request, "VolumeReservationRequest", context.limits.bodyBytes);
+  const reserved = await volumes.reserve(id, name, { signal: exchange.workSignal, readOnly: body.read_only });
+  sendJson(exchange.response, 200, volumeJson(reserved));
+}
+
+export async function releaseVolume(context: RouteContext, exchange: Exchange): Promise<void> {
+  new Query(exchange.query, []);
+  const id = volumeId(exchange);
+  const name = reservationName(exchange);
+  const volumes = await volumesOf(context, exchange);
+  await volumes.release(id, name, { signal: exchange.workSignal });
+  sendNothing(exchange.response);
+}
+
+export async function getVolumeCapacity(context: RouteContext, exchange: Exchange): Promise<void> {
+  const asked = new Query(exchange.query, ["class", "zone"]);
+  const volumes = await volumesOf(context, exchange);
+  const options = { signal: exchange.signal, class: asked.text("class"), zone: asked.text("zone") };
+  sendJson(exchange.response, 200, JSON.stringify(await volumes.getCapacity(options)));
+}

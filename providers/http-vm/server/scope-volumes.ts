@@ -1,0 +1,93 @@
+/**
+ * What a client of the Machine API reaches of volumes. They are a cluster's, and no node's: who is bound to nodes may
+ * read of its clusters' volumes, and change them only if it was given the verb by name.
+ */
+import {
+  LABEL_CLUSTER,
+  type PersistentVolume,
+  type ProviderError,
+  isProviderError,
+  type VolumeProvider,
+} from "../../../src/provider/kit/index.ts";
+
+interface VolumeScope {
+  /** Values of the cluster's label; undefined: all. */
+  clusters: ReadonlySet<string> | undefined;
+  mayRead: boolean;
+  mayWrite: boolean;
+  /** The error for what the client may not. */
+  refusal: (what: string) => ProviderError;
+}
+
+export function scopedVolumes(volumes: VolumeProvider, scope: VolumeScope): VolumeProvider {
+  const { clusters, mayRead, mayWrite, refusal } = scope;
+  const requireRead = () => {
+    if (!mayRead) throw refusal("read");
+  };
+  const requireWrite = () => {
+    if (!mayWrite) throw refusal("change volumes");
+  };
+  const isOwn = (labels: Record<string, string>) => clusters === undefined || clusters.has(labels[LABEL_CLUSTER] ?? "");
+  /** Of a volume that never was, a tombstone says no more than that. */
+  const isNobodys = ({ state, labels }: PersistentVolume) => state === "deleted" && labels[LABEL_CLUSTER] === undefined;
+  const own = async (id: string, signal: AbortSignal): Promise<PersistentVolume> => {
+    const volume = await volumes.get(id, { signal });
+    if (isOwn(volume.labels) || isNobodys(volume)) return volume;
+    throw refusal("reach this volume: its labels name another's cluster");
+  };
+  /** For what is done of an absent volume as well. */
+  const ownOrAbsent = async (id: string, signal: AbortSignal): Promise<void> => {
+    await own(id, signal).catch((thrown: unknown) => {
+      if (!isProviderError(thrown, "not_found")) throw thrown;
+    });
+  };
+  return {
+    async create(id, spec, options) {
+      requireWrite();
+      if (!isOwn(spec.labels)) throw refusal(`make a volume whose label ${LABEL_CLUSTER} is not its cluster's`);
+      await ownOrAbsent(id, options.signal);
+      return await volumes.create(id, spec, options);
+    },
+    async get(id, { signal }) {
+      requireRead();
+      return await own(id, signal);
+    },
+    async list(options) {
+      requireRead();
+      const asked = options.labels[LABEL_CLUSTER];
+      if (asked !== undefined && !isOwn(options.labels))
+        throw refusal(`list volumes whose label ${LABEL_CLUSTER} is ${JSON.stringify(asked)}`);
+      const [only, ...more] = clusters ?? [];
+      const isOne = only !== undefined && more.length === 0;
+      const labels = isOne ? { ...options.labels, [LABEL_CLUSTER]: only } : options.labels;
+      const { items, unknown = [] } = await volumes.list({ ...options, labels });
+      // Unknown ones have no labels, so only those count that were found by them.
+      const isSelected = clusters === undefined || labels[LABEL_CLUSTER] !== undefined;
+      return { items: items.filter((volume) => isOwn(volume.labels)), unknown: isSelected ? unknown : [] };
+    },
+    async resize(id, sizeBytes, options) {
+      requireWrite();
+      await own(id, options.signal);
+      return await volumes.resize(id, sizeBytes, options);
+    },
+    async delete(id, options) {
+      requireWrite();
+      await ownOrAbsent(id, options.signal);
+      await volumes.delete(id, options);
+    },
+    async reserve(id, name, options) {
+      requireWrite();
+      await own(id, options.signal);
+      return await volumes.reserve(id, name, options);
+    },
+    async release(id, name, options) {
+      requireWrite();
+      await ownOrAbsent(id, options.signal);
+      await volumes.release(id, name, options);
+    },
+    async getCapacity(options) {
+      requireRead();
+      return await volumes.getCapacity(options);
+    },
+  };
+}

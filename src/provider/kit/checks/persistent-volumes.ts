@@ -1,0 +1,496 @@
+/** Volumes that outlive machines: none is lost, doubled, or written by two machines. */
+import type { MachineSpec } from "../../machine.ts";
+import type { PersistentVolume, VolumeClaim, VolumeProvider } from "../../volume.ts";
+import type { Check } from "../check.ts";
+import { outputOf, type CheckContext } from "../context.ts";
+
+const NEEDS = ["volumes.persistent"] as const;
+const FOREVER = "sleep 3600";
+const MIB = 2 ** 20;
+const PLACE = "/conformance";
+
+const volumesOf = (context: CheckContext): VolumeProvider => context.provider.volumes!;
+
+const labels = (context: CheckContext, name: string) => ({ ...context.labels, case: name });
+
+/** A new volume. */
+const made = (context: CheckContext, name: string, rest: { size_bytes?: number } = {}): Promise<PersistentVolume> =>
+  context.volume({ labels: labels(context, name), size_bytes: 64 * MIB, mode: "filesystem", ...rest });
+
+/** What of a specification mounts this volume. */
+function mounting(
+  context: CheckContext,
+  name: string,
+  script: string,
+  claims: readonly Partial<VolumeClaim>[],
+  subPath?: string,
+): Partial<MachineSpec> {
+  const volumes = claims.map((claim, index): VolumeClaim => ({
+    name: `data-${index}`,
+    type: "persistent",
+    volume: "",
+    ...claim,
+  }));
+  return {
+    labels: labels(context, name),
+    volumes,
+    containers: [
+      context.container(script, {
+        mounts: volumes.map((volume, index) => ({
+          volume: volume.name,
+          path: index === 0 ? PLACE : `${PLACE}-${index}`,
+          ...(subPath !== undefined && { sub_path: subPath }),
+        })),
+      }),
+    ],
+  };
+}
+
+/** What a machine of this volume reads in the file that another has written. */
+async function shownBy(context: CheckContext, name: string, claim: Partial<VolumeClaim>): Promise<string> {
+  const { id } = await context.over("", mounting(context, name, `cat ${PLACE}/said`, [claim]));
+  return await outputOf(context, id);
+}
+
+const RULES: readonly Omit<Check, "needs">[] = [
+  {
+    name: "disks/replays-make-one-volume",
+    why: "A provisioner repeats what was not answered, and what it does not know of is never removed.",
+    async run(context: CheckContext) {
+      const { id, created_at } = await made(context, "replays");
+      const again = await volumesOf(context).create(
+        id,
+        { labels: labels(context, "replays"), size_bytes: 64 * MIB, mode: "filesystem" },
+        { signal: context.signal },
+      );
+      context.expect(again.created_at === created_at, `the volume of ${created_at} again`, `it is ${again.created_at}`);
+      const { items } = await volumesOf(context).list({ signal: context.signal, labels: labels(context, "replays") });
+      context.expect(items.length === 1, "one volume in the list", `there are ${items.length}`);
+    },
+  },
+  {
+    name: "disks/another-specification-is-a-conflict",
+    why: "Somebody would be given a volume that is not what was asked for.",
+    async run(context: CheckContext) {
+      const { id } = await made(context, "another");
+      await context.expectCode(
+        volumesOf(context).create(
+          id,
+          { labels: labels(context, "another"), size_bytes: 128 * MIB, mode: "filesystem" },
+          { signal: context.signal },
+        ),
+        "conflict",
+        "a create of the same id with another size",
+      );
+    },
+  },
+  {
+    name: "disks/have-what-was-asked-for",
+    why: "A claim is bound to what the volume says of itself.",
+    async run(context: CheckContext) {
+      const { id } = await made(context, "asked-for");
+      const volume = await volumesOf(context).get(id, { signal: context.signal });
+      context.expect(volume.size_bytes >= 64 * MIB, "at least 64 MiB", `it has ${volume.size_bytes} bytes`);
+      context.expect(volume.mode === "filesystem", "a file system", `it is a ${volume.mode}`);
+      context.expect(volume.state === "available", "it to be available", `it is ${volume.state}`);
+    },
+  },
+  {
+    name: "disks/outlive-their-machine",
+    why: "It is what they are for.",
+    async run(context: CheckContext) {
+      const { id: volume } = await made(context, "outlive");
+      const first = await context.over("", mounting(context, "outlive", `echo kept > ${PLACE}/said`, [{ volume }]));
+      await context.delete(first.id);
+      const shown = await shownBy(context, "outlive", { volume });
+      context.expect(shown === "kept", "what the machine before has written", `it is ${JSON.stringify(shown)}`);
+    },
+  },
+  {
+    name: "disks/are-empty-at-first",
+    why: "What another has left on a disk is not for the next owner.",
+    async run(context: CheckContext) {
+      const { id: before } = await made(context, "empty");
+      await context.over("", mounting(context, "empty", `echo secret > ${PLACE}/said`, [{ volume: before }]));
+      await volumesOf(context).delete(before, { signal: context.signal });
+      const { id: volume } = await made(context, "empty");
+      const shown = await shownBy(context, "empty", { volume });
+      context.expect(!shown.includes("secret"), "a new volume to be empty", `it shows ${JSON.stringify(shown)}`);
+    },
+  },
+  {
+    name: "disks/a-second-machine-is-refused",
+    why: "Two machines that write to one file system destroy it.",
+    async run(context: CheckContext) {
+      const { id: volume } = await made(context, "second");
+      await context.running("", mounting(context, "second", FOREVER, [{ volume }]));
+      const second = context.id();
+      const spec = context.spec(FOREVER, mounting(context, "second", FOREVER, [{ volume }]));
+      await context.expectCode(
+        context.provider.createPod(second, spec, { signal: context.signal }),
+        "in_use",
+        "a second machine of a volume",
+      );
+      const { items } = await context.list({ labels: labels(context, "second") });
+      context.expect(
+        !items.some(({ id }) => id === second),
+        "no machine to be made of what was refused",
+        "it is listed",
+      );
+    },
+  },
+  {
+    name: "disks/one-of-two-at-once-gets-it",
+    why: "Who asks first is not known when both ask at once; that only one gets it is what counts.",
+    async run(context: CheckContext) {
+      const { id: volume } = await made(context, "at-once");
+      const spec = context.spec(FOREVER, mounting(context, "at-once", FOREVER, [{ volume }]));
+      const calls = [1, 2, 3].map(() => context.provider.createPod(context.id(), spec, { signal: context.signal }));
+      const outcomes = await Promise.allSettled(calls);
+      const got = outcomes.filter(({ status }) => status === "fulfilled").length;
+      context.expect(got === 1, "one of three machines to get the volume", `${got} got it`);
+    },
+  },
+  {
+    name: "disks/all-of-a-machine-or-none",
+    why: "Two machines that each hold what the other waits for would wait for ever.",
+    async run(context: CheckContext) {
+      const { id: taken } = await made(context, "all-or-none");
+      const { id: free } = await made(context, "all-or-none");
+      await context.running("", mounting(context, "all-or-none", FOREVER, [{ volume: taken }]));
+      const claims = [{ volume: free }, { volume: taken }];
+      const spec = context.spec(FOREVER, mounting(context, "all-or-none", FOREVER, claims));
+      await context.expectCode(
+        context.provider.createPod(context.id(), spec, { signal: context.signal }),
+        "in_use",
+        "a machine of a free volume and one that is taken",
+      );
+      const { attachments } = await volumesOf(context).get(free, { signal: context.signal });
+      context.expect(
+        attachments.length === 0,
+        "the other volume to be free still",
+        `${attachments[0]?.machine} has it`,
+      );
+    },
+  },
+  {
+    name: "disks/attachments-are-told",
+    why: "Who has a volume has to be known before it is detached by force.",
+    async run(context: CheckContext) {
+      const { id: volume } = await made(context, "told");
+      const { id } = await context.running("", mounting(context, "told", FOREVER, [{ volume }]));
+      const { attachments } = await volumesOf(context).get(volume, { signal: context.signal });
+      const [only] = attachments;
+      context.expect(
+        attachments.length === 1 && only?.machine === id && !only.read_only,
+        `an attachment to machine ${id}`,
+        `they are ${JSON.stringify(attachments)}`,
+      );
+    },
+  },
+  {
+    name: "disks/free-once-nothing-runs",
+    why: "A pod that is over keeps its object, and its StatefulSet makes the next one of the same volume.",
+    async run(context: CheckContext) {
+      const { id: volume } = await made(context, "free");
+      const { id } = await context.running("", mounting(context, "free", FOREVER, [{ volume }]));
+      await context.stop(id, 0);
+      await context.untilOver(id);
+      const { attachments } = await volumesOf(context).get(volume, { signal: context.signal });
+      context.expect(attachments.length === 0, "no attachment to a machine that is over", `it is still told`);
+      await context.running("", mounting(context, "free", FOREVER, [{ volume }]));
+    },
+  },
+  {
+    name: "disks/not-deleted-while-attached",
+    why: "A program would write into nothing, or into another's disk.",
+    async run(context: CheckContext) {
+      const { id: volume } = await made(context, "attached");
+      await context.running("", mounting(context, "attached", FOREVER, [{ volume }]));
+      await context.expectCode(
+        volumesOf(context).delete(volume, { signal: context.signal }),
+        "in_use",
+        "a deletion of a volume that a machine has",
+      );
+    },
+  },
+  {
+    name: "disks/deleted-ids-stay-deleted",
+    why: "A create that arrives late would make a volume that nobody ever removes.",
+    async run(context: CheckContext) {
+      const { id, labels: own } = await made(context, "deleted");
+      await volumesOf(context).delete(id, { signal: context.signal });
+      const { state } = await volumesOf(context).get(id, { signal: context.signal });
+      context.expect(state === "deleted", "its tombstone", `it is ${state}`);
+      await context.expectCode(
+        volumesOf(context).create(
+          id,
+          { labels: own, size_bytes: 64 * MIB, mode: "filesystem" },
+          { signal: context.signal },
+        ),
+        "gone",
+        "a create of a deleted id",
+      );
+      await volumesOf(context).delete(id, { signal: context.signal });
+    },
+  },
+  {
+    name: "disks/deletion-of-what-never-was",
+    why: "The create that it overtakes must find it.",
+    async run(context: CheckContext) {
+      const id = context.volumeId();
+      await volumesOf(context).delete(id, { signal: context.signal });
+      await context.expectCode(
+        volumesOf(context).create(
+          id,
+          { labels: labels(context, "never"), size_bytes: 64 * MIB, mode: "filesystem" },
+          { signal: context.signal },
+        ),
+        "gone",
+        "a create after the deletion",
+      );
+    },
+  },
+  {
+    name: "disks/absent-is-said-only-of-absent-ones",
+    why: "What is absent is made anew.",
+    async run(context: CheckContext) {
+      await context.expectCode(
+        volumesOf(context).get(context.volumeId(), { signal: context.signal }),
+        "not_found",
+        "a look at a volume that never was",
+      );
+    },
+  },
+  {
+    name: "disks/no-machine-of-a-volume-that-never-was",
+    why: "A pod whose volume is not there must not run on an empty one.",
+    async run(context: CheckContext) {
+      const machine = context.id();
+      const claims = [{ volume: context.volumeId() }];
+      const spec = context.spec(FOREVER, mounting(context, "absent-volume", FOREVER, claims));
+      const error = await context.expectCode(
+        context.provider.createPod(machine, spec, { signal: context.signal }),
+        "not_found",
+        "a machine of a volume that never was",
+      );
+      context.expect(
+        error.field === "volumes.0.volume",
+        "the field volumes.0.volume to be named",
+        `it is ${error.field}`,
+      );
+    },
+  },
+  {
+    name: "disks/grow-and-never-shrink",
+    why: "An expansion is asked for again and again until it is done, also late.",
+    async run(context: CheckContext) {
+      const { id } = await made(context, "grow");
+      const grown = await volumesOf(context).resize(id, 128 * MIB, { signal: context.signal });
+      context.expect(grown.size_bytes >= 128 * MIB, "at least 128 MiB", `it has ${grown.size_bytes} bytes`);
+      const late = await volumesOf(context).resize(id, 96 * MIB, { signal: context.signal });
+      context.expect(
+        late.size_bytes === grown.size_bytes,
+        "a smaller size to change nothing",
+        `it has ${late.size_bytes} bytes`,
+      );
+    },
+  },
+  {
+    name: "disks/what-is-on-them-survives-their-growth",
+    why: "A database grows because it has data.",
+    async run(context: CheckContext) {
+      const { id: volume } = await made(context, "growth");
+      await context.over("", mounting(context, "growth", `echo kept > ${PLACE}/said`, [{ volume }]));
+      await volumesOf(context).resize(volume, 96 * MIB, { signal: context.signal });
+      const shown = await shownBy(context, "growth", { volume });
+      context.expect(shown === "kept", "what was written before", `it is ${JSON.stringify(shown)}`);
+    },
+  },
+  {
+    name: "disks/too-large-is-told-and-leaves-nothing",
+    why: "A claim that no disk can hold must say so, and not fill the disk.",
+    async run(context: CheckContext) {
+      const id = context.volumeId();
+      const spec = {
+        labels: labels(context, "large"),
+        size_bytes: Number.MAX_SAFE_INTEGER,
+        mode: "filesystem",
+      } as const;
+      await context.expectCode(
+        volumesOf(context).create(id, spec, { signal: context.signal }),
+        "quota",
+        "a volume of 8 PiB",
+      );
+      await context.expectCode(
+        volumesOf(context).get(id, { signal: context.signal }),
+        "not_found",
+        "a look at the volume for which there was no room",
+      );
+    },
+  },
+  {
+    name: "disks/are-listed-by-labels",
+    why: "Clusters that share a backend must not see each other's.",
+    async run(context: CheckContext) {
+      const { id } = await made(context, "listed");
+      await made(context, "listed-too");
+      const { items } = await volumesOf(context).list({ signal: context.signal, labels: labels(context, "listed") });
+      const ids = items.map((volume) => volume.id);
+      context.expect(ids.join() === id, `only ${id}`, `there are ${ids.join(", ") || "none"}`);
+    },
+  },
+  {
+    name: "disks/reservations-keep-others-out",
+    why: "A volume that was attached to one node must not come up on another.",
+    async run(context: CheckContext) {
+      const { id: volume } = await made(context, "reserved");
+      await volumesOf(context).reserve(volume, "node-a", { signal: context.signal });
+      for (const claim of [{ volume }, { volume, reservation: "node-b" }])
+        await context.expectCode(
+          context.create("", mounting(context, "reserved", FOREVER, [claim])),
+          "in_use",
+          `a machine that names the reservation ${claim.reservation ?? "(none)"} of a volume reserved for node-a`,
+        );
+      await context.running("", mounting(context, "reserved", FOREVER, [{ volume, reservation: "node-a" }]));
+    },
+  },
+  {
+    name: "disks/one-reservation-at-a-time",
+    why: "Two nodes would both be told that they have the volume.",
+    async run(context: CheckContext) {
+      const { id: volume } = await made(context, "one-reservation");
+      await volumesOf(context).reserve(volume, "node-a", { signal: context.signal });
+      await volumesOf(context).reserve(volume, "node-a", { signal: context.signal });
+      await context.expectCode(
+        volumesOf(context).reserve(volume, "node-b", { signal: context.signal }),
+        "in_use",
+        "a second reservation",
+      );
+    },
+  },
+  {
+    name: "disks/released-only-when-nothing-runs",
+    why: "Whoever is told that it is detached gives it to the next node.",
+    async run(context: CheckContext) {
+      const { id: volume } = await made(context, "released");
+      await volumesOf(context).reserve(volume, "node-a", { signal: context.signal });
+      const claim = { volume, reservation: "node-a" };
+      const { id } = await context.running("", mounting(context, "released", FOREVER, [claim]));
+      await context.expectCode(
+        volumesOf(context).release(volume, "node-a", { signal: context.signal }),
+        "in_use",
+        "a release while a machine has the volume",
+      );
+      await context.stop(id, 0);
+      await context.untilOver(id);
+      await volumesOf(context).release(volume, "node-a", { signal: context.signal });
+      const { reservations } = await volumesOf(context).get(volume, { signal: context.signal });
+      context.expect(reservations.length === 0, "no reservation", `there is ${reservations[0]?.name}`);
+    },
+  },
+  {
+    name: "disks/a-late-machine-does-not-get-what-was-released",
+    why: "Its node was told to let go, and another may have the volume by now.",
+    async run(context: CheckContext) {
+      const { id: volume } = await made(context, "late");
+      await volumesOf(context).reserve(volume, "node-a", { signal: context.signal });
+      await volumesOf(context).release(volume, "node-a", { signal: context.signal });
+      await context.expectCode(
+        context.create("", mounting(context, "late", FOREVER, [{ volume, reservation: "node-a" }])),
+        "in_use",
+        "a machine that names a reservation which was released",
+      );
+    },
+  },
+  {
+    name: "disks/not-deleted-while-reserved",
+    why: "A node is about to use it.",
+    async run(context: CheckContext) {
+      const { id: volume } = await made(context, "kept");
+      await volumesOf(context).reserve(volume, "node-a", { signal: context.signal });
+      await context.expectCode(
+        volumesOf(context).delete(volume, { signal: context.signal }),
+        "in_use",
+        "a deletion of a volume that is reserved",
+      );
+    },
+  },
+  {
+    name: "disks/read-only-is-kept",
+    why: "Who may only read must not change what others rely on.",
+    async run(context: CheckContext) {
+      const { id: volume } = await made(context, "read-only");
+      await context.over("", mounting(context, "read-only", `echo first > ${PLACE}/said`, [{ volume }]));
+      const script = `echo second > ${PLACE}/said`;
+      await context.over("", mounting(context, "read-only", script, [{ volume, read_only: true }]));
+      const shown = await shownBy(context, "read-only", { volume });
+      context.expect(shown === "first", "what was there before", `it is ${JSON.stringify(shown)}`);
+    },
+  },
+  {
+    name: "disks/sub-paths-are-parts-of-them",
+    why: "Several programs share one volume, each with a folder of its own.",
+    async run(context: CheckContext) {
+      const { id: volume } = await made(context, "sub-path");
+      await context.over("", mounting(context, "sub-path", `echo part > ${PLACE}/said`, [{ volume }], "part"));
+      const whole = mounting(context, "sub-path", `cat ${PLACE}/part/said`, [{ volume }]);
+      const { id } = await context.over("", whole);
+      const shown = await outputOf(context, id);
+      context.expect(shown === "part", "what was written by the sub path", `it is ${JSON.stringify(shown)}`);
+    },
+  },
+  {
+    name: "disks/room-is-told",
+    why: "The scheduler chooses by it where a volume can be made.",
+    async run(context: CheckContext) {
+      const { available_bytes: room } = await volumesOf(context).getCapacity({ signal: context.signal });
+      context.expect(room > 0, "room for some bytes", `there is none`);
+    },
+  },
+];
+
+export const PERSISTENT_VOLUME_CHECKS: readonly Check[] = [
+  ...RULES.map((rule) => ({ ...rule, needs: NEEDS })),
+  {
+    name: "disks/stats-tell-of-them",
+    needs: [...NEEDS, "stats"],
+    why: "Whoever is to add room has to see that it runs out.",
+    async run(context: CheckContext) {
+      const { id: volume } = await made(context, "measured");
+      const { id } = await context.running("", mounting(context, "measured", FOREVER, [{ volume }]));
+      await context.untilTrue("a sample that tells what its volume has and uses", async () => {
+        const all = await context.provider.getStats!({ signal: context.signal, labels: labels(context, "measured") });
+        const sample = all.find((stats) => stats.id === id)?.volumes?.find(({ name }) => name === "data-0");
+        return sample !== undefined && (sample.capacity_bytes ?? 0) > 0;
+      });
+    },
+  },
+];
+
+export const DISK_RESTART_CHECKS: readonly Check[] = [
+  {
+    name: "disks/survive-a-restart",
+    needs: NEEDS,
+    needsRestart: true,
+    why: "A backend that has forgotten who has a volume gives it to somebody else.",
+    async run(context: CheckContext) {
+      const { id: volume } = await made(context, "restart");
+      await volumesOf(context).reserve(volume, "node-a", { signal: context.signal });
+      const claim = { volume, reservation: "node-a" };
+      const { id } = await context.running("", mounting(context, "restart", FOREVER, [claim]));
+      await context.restarted();
+      const { attachments, reservations } = await volumesOf(context).get(volume, { signal: context.signal });
+      context.expect(
+        attachments[0]?.machine === id && reservations[0]?.name === "node-a",
+        `the volume to be machine ${id}'s, and reserved for node-a`,
+        `attachments are ${JSON.stringify(attachments)}, reservations ${JSON.stringify(reservations)}`,
+      );
+      await context.expectCode(
+        context.create("", mounting(context, "restart", FOREVER, [claim])),
+        "in_use",
+        "a second machine of a volume, after a restart",
+      );
+    },
+  },
+];

@@ -1,0 +1,436 @@
+/**
+ * Volumes for a provider that keeps them by itself: who may have which, and what becomes of each call when it is
+ * repeated, late, or broken off. Where the bytes are is its `contents`; what must outlive a kill goes through `save`
+ * before anything is told.
+ *
+ * Which machines have a volume is not written down a second time: the provider says it, from the machines that it has.
+ * So the claim is made when the machine is written, and ends when it is known that nothing of it runs.
+ */
+import type { Clock } from "../util/clock.ts";
+import { isSubset } from "../resources/labels.ts";
+import { ProviderError } from "./errors.ts";
+import { specFingerprint } from "./fingerprint.ts";
+import type { MachineSpec } from "./machine.ts";
+import type { CallOptions } from "./provider.ts";
+import {
+  noSuchVolume,
+  type PersistentVolume,
+  type PersistentVolumeList,
+  type PersistentVolumeSpec,
+  type VolumeAttachment,
+  type VolumeCapacity,
+  type VolumeClass,
+  type VolumeClaim,
+  volumeClaims,
+  type VolumeProvider,
+} from "./volume.ts";
+
+/** What is kept of a volume. */
+export interface VolumeRecord {
+  volume: Omit<PersistentVolume, "attachments">;
+  /** Of the specification as it was created: tells a repeated create from another one. */
+  fingerprint: string;
+}
+
+/** Where volumes' bytes are. What is called again finds what an earlier call has done, be it in part. */
+export interface VolumeContents {
+  /**
+   * Makes the volume, empty. @returns what it has become
+   * @throws ProviderError quota when there is no room
+   */
+  make(record: VolumeRecord): Promise<{ size_bytes: number; fs_type?: string | undefined }>;
+  /** @returns the size that it has then @throws ProviderError quota, in_use */
+  grow(record: VolumeRecord, sizeBytes: number): Promise<number>;
+  /** All of it is gone when this resolves. */
+  remove(record: VolumeRecord): Promise<void>;
+  /** Bytes that new volumes may have. */
+  room(): Promise<number>;
+}
+
+export interface VolumeBookOptions {
+  clock: Clock;
+  contents: VolumeContents;
+  /** The first is that of volumes which name none. Absent: one without a name, whose volumes have one machine each. */
+  classes?: readonly VolumeClass[] | undefined;
+  /** File systems that a volume may ask for. */
+  fsTypes: readonly string[];
+  zone?: string | undefined;
+  minimumBytes?: number | undefined;
+  maximumBytes?: number | undefined;
+  /** The machines that have this volume, or of which that is not known. */
+  attachments: (id: string) => readonly VolumeAttachment[];
+  /** When it returns, a loss of power cannot take it back. @throws when it cannot be written: then it is not so */
+  save?: ((record: VolumeRecord) => void) | undefined;
+  /** Nothing was ever told of this volume, or its tombstone is old. */
+  forget?: ((id: string) => void) | undefined;
+  /** What an earlier life has saved. */
+  records?: Iterable<VolumeRecord> | undefined;
+}
+
+const UNNAMED: VolumeClass = { name: "", sharing: "one" };
+
+export class VolumeBook implements VolumeProvider {
+  readonly #options: VolumeBookOptions;
+  readonly #records = new Map<string, VolumeRecord>();
+  /** By volume: what is being done to it. Calls for one volume follow each other. */
+  readonly #turns = new Map<string, Promise<unknown>>();
+
+  constructor(options: VolumeBookOptions) {
+    this.#options = options;
+    for (const record of options.records ?? []) this.#records.set(record.volume.id, record);
+  }
+
+  create(id: string, spec: PersistentVolumeSpec, _options: CallOptions): Promise<PersistentVolume> {
+    return this.#inTurn(id, async () => {
+      const existing = this.#records.get(id);
+      const fingerprint = specFingerprint(spec);
+      if (existing !== undefined) {
+        if (isGone(existing)) throw new ProviderError("gone", `volume ${id} was deleted`);
+        if (existing.fingerprint !== fingerprint)
+          throw new ProviderError("conflict", `volume ${id} exists with another specification`);
+        return existing.volume.state === "creating" ? await this.#make(existing) : this.#view(existing);
+      }
+      this.#assertPossible(spec);
+      await this.#assertRoom(spec.size_bytes);
+      const { labels, size_bytes, mode, fs_type, class: named, zone = this.#options.zone } = spec;
+      const record: VolumeRecord = {
+        fingerprint,
+        volume: {
+          id,
+          version: 0,
+          labels: { ...labels },
+          state: "creating",
+          size_bytes,
+          mode,
+          ...(fs_type !== undefined && { fs_type }),
+          ...(named !== undefined && { class: named }),
+          ...(zone !== undefined && { zone }),
+          created_at: new Date(this.#options.clock.now()).toISOString(),
+          reservations: [],
+        },
+      };
+      return await this.#make(this.#keep(record, {}));
+    });
+  }
+
+  async #make(record: VolumeRecord): Promise<PersistentVolume> {
+    const { contents, forget } = this.#options;
+    const { id } = record.volume;
+    try {
+      const { size_bytes, fs_type } = await contents.make(record);
+      return this.#view(
+        this.#keep(record, { state: "available", size_bytes, ...(fs_type !== undefined && { fs_type }) }),
+      );
+    } catch (thrown) {
+      if (!(thrown instanceof ProviderError) || thrown.code !== "quota") throw thrown;
+      // The caller may never come back, and half a volume takes room.
+      await contents.remove(record);
+      forget?.(id);
+      this.#records.delete(id);
+      throw thrown;
+    }
+  }
+
+  get(id: string, _options: CallOptions): Promise<PersistentVolume> {
+    return settled(() => this.#view(this.#find(id)));
+  }
+
+  list({
+    labels,
+    includeDeleted = false,
+  }: {
+    labels: Record<string, string>;
+    includeDeleted?: boolean | undefined;
+  }): Promise<PersistentVolumeList> {
+    return settled(() => {
+      const wanted = [...this.#records.values()].filter(
+        ({ volume }) => (includeDeleted || volume.state !== "deleted") && isSubset(labels, volume.labels),
+      );
+      return { items: wanted.map((record) => this.#view(record)) };
+    });
+  }
+
+  resize(id: string, sizeBytes: number, _options: CallOptions): Promise<PersistentVolume> {
+    return this.#inTurn(id, async () => {
+      const record = this.#live(id);
+      const { size_bytes: before, state } = record.volume;
+      if (sizeBytes <= before) return this.#view(record);
+      if (state !== "available") throw new ProviderError("unavailable", `volume ${id} is ${state}`);
+      this.#assertSize(sizeBytes);
+      await this.#assertRoom(sizeBytes - before);
+      const size_bytes = await this.#options.contents.grow(record, sizeBytes);
+      return this.#view(this.#keep(record, { size_bytes }));
+    });
+  }
+
+  delete(id: string, _options: CallOptions): Promise<void> {
+    return this.#inTurn(id, async () => {
+      const record = this.#records.get(id) ?? this.#unseen(id);
+      const { state } = record.volume;
+      if (state === "deleted") return;
+      const [attached] = this.#options.attachments(id);
+      if (attached !== undefined) throw heldBy(id, attached);
+      const [reserved] = record.volume.reservations;
+      if (reserved !== undefined)
+        throw new ProviderError("in_use", `volume ${id} is reserved for ${reserved.name}: release it first`);
+      // From here on no machine gets it, also after a kill.
+      if (state !== "deleting") this.#keep(record, { state: "deleting" });
+      await this.#options.contents.remove(record);
+      this.#keep(record, { state: "deleted", deleted_at: new Date(this.#options.clock.now()).toISOString() });
+    });
+  }
+
+  reserve(
+    id: string,
+    name: string,
+    { readOnly = false }: CallOptions & { readOnly?: boolean | undefined },
+  ): Promise<PersistentVolume> {
+    return this.#inTurn(id, () => {
+      const record = this.#live(id);
+      const { reservations } = record.volume;
+      const own = reservations.find((each) => each.name === name);
+      if (own !== undefined) {
+        if (own.read_only === readOnly) return this.#view(record);
+        const as = own.read_only ? "read-only" : "to be written";
+        throw new ProviderError("conflict", `volume ${id} is reserved for ${name} already, ${as}`);
+      }
+      const reservation = { name, read_only: readOnly };
+      const other = reservations.find((each) => !this.#mayShare(record, [each, reservation]));
+      if (other !== undefined) throw new ProviderError("in_use", `volume ${id} is reserved for ${other.name}`);
+      const stranger = this.#options
+        .attachments(id)
+        .find((each) => each.reservation !== name && !this.#mayShare(record, [each, reservation]));
+      if (stranger !== undefined) throw heldBy(id, stranger);
+      return this.#view(this.#keep(record, { reservations: [...reservations, reservation] }));
+    });
+  }
+
+  release(id: string, name: string, _options: CallOptions): Promise<void> {
+    return this.#inTurn(id, () => {
+      const record = this.#records.get(id);
+      const { reservations = [] } = record?.volume ?? {};
+      if (record === undefined || !reservations.some((each) => each.name === name)) return;
+      const holder = this.#options.attachments(id).find((each) => each.reservation === name);
+      if (holder !== undefined) throw heldBy(id, holder);
+      this.#keep(record, { reservations: reservations.filter((each) => each.name !== name) });
+    });
+  }
+
+  async getCapacity({
+    class: named,
+    zone,
+  }: {
+    class?: string | undefined;
+    zone?: string | undefined;
+  }): Promise<VolumeCapacity> {
+    this.#classOf(named);
+    const { contents, minimumBytes, maximumBytes } = this.#options;
+    const isElsewhere = zone !== undefined && zone !== this.#options.zone;
+    return {
+      available_bytes: isElsewhere ? 0 : Math.max(0, Math.floor(await contents.room())),
+      ...(minimumBytes !== undefined && { minimum_bytes: minimumBytes }),
+      ...(maximumBytes !== undefined && { maximum_bytes: maximumBytes }),
+    };
+  }
+
+  /**
+   * Whether a machine may have all volumes that it names. To be asked in the same turn of the event loop in which the
+   * machine is written, from when on `attachments` tells of it.
+   *
+   * @throws ProviderError invalid, not_found (of the volume, as `field` says), in_use, out_of_zone, unavailable
+   */
+  assertClaimable(spec: MachineSpec): void {
+    const seen = new Set<string>();
+    for (const { claim, field } of volumeClaims(spec)) {
+      const { volume: id } = claim;
+      if (seen.has(id)) throw new ProviderError("invalid", `volume ${id} is named twice`, { field });
+      seen.add(id);
+      const record = this.#records.get(id);
+      if (record === undefined || isGone(record))
+        throw new ProviderError("not_found", `there is no volume ${id}`, { field });
+      assertMode(spec, claim, record, field);
+      this.#assertFree(claim, record, field);
+    }
+  }
+
+  /** The records of which something is still to be done: volumes whose removal a kill has broken off. */
+  async finish(): Promise<void> {
+    for (const { volume } of this.#records.values())
+      if (volume.state === "deleting") await this.delete(volume.id, { signal: new AbortController().signal });
+  }
+
+  /** Forgets tombstones that are older. */
+  prune(maxAgeMs: number): void {
+    for (const [id, { volume }] of this.#records) {
+      if (volume.deleted_at === undefined) continue;
+      if (this.#options.clock.now() - Date.parse(volume.deleted_at) < maxAgeMs) continue;
+      this.#options.forget?.(id);
+      this.#records.delete(id);
+    }
+  }
+
+  record(id: string): VolumeRecord | undefined {
+    return this.#records.get(id);
+  }
+
+  #assertFree(claim: VolumeClaim, record: VolumeRecord, field: string): void {
+    const { id, state, zone, reservations, message } = record.volume;
+    if (state !== "available")
+      throw new ProviderError("unavailable", `volume ${id} is ${state}${message === undefined ? "" : `: ${message}`}`);
+    if (zone !== this.#options.zone)
+      throw new ProviderError("out_of_zone", `volume ${id} is in zone ${zone ?? "(none)"}, not here`, { field });
+    const { reservation: named, read_only = false } = claim;
+    const reservation = reservations.find(({ name }) => name === named);
+    if (reservation === undefined && (reservations.length > 0 || named !== undefined)) {
+      const whose = reservations.map(({ name }) => name).join(", ");
+      const which = named === undefined ? "this machine names no reservation" : `not for ${named}`;
+      throw new ProviderError(
+        "in_use",
+        `volume ${id} is ${whose === "" ? "not reserved" : `reserved for ${whose}`}, ${which}`,
+        { field },
+      );
+    }
+    if (reservation?.read_only === true && !read_only)
+      throw new ProviderError("in_use", `volume ${id} is reserved for ${reservation.name} to be read only`, { field });
+    const holder = this.#options.attachments(id).find((each) => !this.#mayShare(record, [each, { read_only }]));
+    if (holder !== undefined) throw heldBy(id, holder, field);
+  }
+
+  #mayShare({ volume }: VolumeRecord, holders: readonly { read_only: boolean }[]): boolean {
+    const named = volume.class;
+    // One that the configuration has no more says nothing: then one machine is right.
+    const { sharing } =
+      this.#options.classes?.find(({ name }, index) => name === named || (!named && index === 0)) ?? UNNAMED;
+    return sharing === "writers" || (sharing === "readers" && holders.every(({ read_only }) => read_only));
+  }
+
+  /** @throws ProviderError invalid */
+  #classOf(named: string | undefined): VolumeClass {
+    const { classes = [] } = this.#options;
+    const found = named === undefined ? (classes[0] ?? UNNAMED) : classes.find(({ name }) => name === named);
+    if (found !== undefined) return found;
+    const known = classes.map(({ name }) => name).join(", ");
+    throw new ProviderError("invalid", `there is no class ${JSON.stringify(named)} (there is ${known || "none"})`, {
+      field: "class",
+    });
+  }
+
+  /** @throws ProviderError invalid, out_of_zone */
+  #assertPossible({ class: named, mode, fs_type, zone, size_bytes }: PersistentVolumeSpec): void {
+    const { modes = ["filesystem"] } = this.#classOf(named);
+    const { fsTypes } = this.#options;
+    if (!modes.includes(mode))
+      throw new ProviderError("invalid", `volumes of this class are of mode ${modes.join(" or ")}, not ${mode}`, {
+        field: "mode",
+      });
+    if (fs_type !== undefined && mode === "block")
+      throw new ProviderError("invalid", "a block device has no file system", { field: "fs_type" });
+    if (fs_type !== undefined && !fsTypes.includes(fs_type))
+      throw new ProviderError("invalid", `there is no file system ${fs_type} (there is ${fsTypes.join(", ")})`, {
+        field: "fs_type",
+      });
+    if (zone !== undefined && zone !== this.#options.zone)
+      throw new ProviderError("out_of_zone", `no volumes are made in zone ${zone}`, { field: "zone" });
+    this.#assertSize(size_bytes);
+  }
+
+  /** @throws ProviderError invalid */
+  #assertSize(sizeBytes: number): void {
+    const { minimumBytes = 1, maximumBytes = Number.MAX_SAFE_INTEGER } = this.#options;
+    if (sizeBytes >= minimumBytes && sizeBytes <= maximumBytes) return;
+    throw new ProviderError("invalid", `a volume has from ${minimumBytes} to ${maximumBytes} bytes, not ${sizeBytes}`, {
+      field: "size_bytes",
+    });
+  }
+
+  async #assertRoom(bytes: number): Promise<void> {
+    const room = Math.max(0, Math.floor(await this.#options.contents.room()));
+    if (bytes > room)
+      throw new ProviderError("quota", `there is room for ${room} bytes of volumes, not for ${bytes}`, {
+        field: "size_bytes",
+        retryAfterMs: 30_000,
+      });
+  }
+
+  /** The record with this changed, as saved. */
+  #keep(record: VolumeRecord, change: Partial<VolumeRecord["volume"]>): VolumeRecord {
+    const before = record.volume;
+    record.volume = { ...before, ...change, version: before.version + 1 };
+    try {
+      this.#options.save?.(record);
+    } catch (thrown) {
+      record.volume = before;
+      throw thrown;
+    }
+    this.#records.set(before.id, record);
+    return record;
+  }
+
+  /** Of an id that never was: its tombstone keeps a create away that is late. */
+  #unseen(id: string): VolumeRecord {
+    const created_at = new Date(this.#options.clock.now()).toISOString();
+    return {
+      fingerprint: "",
+      volume: {
+        id,
+        version: 0,
+        labels: {},
+        state: "creating",
+        size_bytes: 0,
+        mode: "filesystem",
+        created_at,
+        reservations: [],
+      },
+    };
+  }
+
+  #find(id: string): VolumeRecord {
+    const record = this.#records.get(id);
+    if (record === undefined) throw noSuchVolume(id);
+    return record;
+  }
+
+  #live(id: string): VolumeRecord {
+    const record = this.#find(id);
+    if (isGone(record)) throw new ProviderError("gone", `volume ${id} was deleted`);
+    return record;
+  }
+
+  #view({ volume }: VolumeRecord): PersistentVolume {
+    return structuredClone({ ...volume, attachments: [...this.#options.attachments(volume.id)] });
+  }
+
+  async #inTurn<T>(id: string, work: () => T | Promise<T>): Promise<T> {
+    const before = this.#turns.get(id);
+    const turn = Promise.resolve(before).then(work, work);
+    this.#turns.set(id, turn);
+    try {
+      return await turn;
+    } finally {
+      if (this.#turns.get(id) === turn) this.#turns.delete(id);
+    }
+  }
+}
+
+const isGone = ({ volume }: VolumeRecord): boolean => volume.state === "deleting" || volume.state === "deleted";
+
+function heldBy(id: string, { machine, state }: VolumeAttachment, field?: string): ProviderError {
+  const how = state === "unknown" ? `may still be written by machine ${machine}, which is out of sight` : undefined;
+  return new ProviderError("in_use", `volume ${id} ${how ?? `is machine ${machine}'s`}`, { field });
+}
+
+/** @throws ProviderError invalid for a device that is mounted, or a file system that is shown as one */
+function assertMode(spec: MachineSpec, { name }: VolumeClaim, { volume }: VolumeRecord, field: string): void {
+  const containers = [...spec.containers, ...(spec.init_containers ?? []), ...(spec.ephemeral_containers ?? [])];
+  const isMounted = containers.some(({ mounts = [] }) => mounts.some((each) => each.volume === name));
+  const isDevice = containers.some(({ devices = [] }) => devices.some((each) => each.volume === name));
+  if (volume.mode === "block" ? isMounted : isDevice)
+    throw new ProviderError(
+      "invalid",
+      `volume ${volume.id} is of mode ${volume.mode}: ${isMounted ? "it cannot be mounted" : "it is no block device"}`,
+      { field },
+    );
+}
+
+/** What is thrown rejects. */
+const settled = <T>(work: () => T): Promise<T> => new Promise((resolve) => resolve(work()));

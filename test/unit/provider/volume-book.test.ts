@@ -1,0 +1,304 @@
+/** Volumes of a provider that keeps them by itself: what of them a kill, a full disk or a second caller may find. */
+import { describe, expect, test } from "vitest";
+import { ProviderError } from "../../../src/provider/errors.ts";
+import type { MachineSpec } from "../../../src/provider/machine.ts";
+import type { PersistentVolumeSpec, VolumeAttachment, VolumeClaim } from "../../../src/provider/volume.ts";
+import { VolumeBook, type VolumeBookOptions, type VolumeRecord } from "../../../src/provider/volume-book.ts";
+import { systemClock } from "../../../src/util/clock.ts";
+
+const options = { signal: new AbortController().signal };
+const GIB = 2 ** 30;
+
+const spec = (rest: Partial<PersistentVolumeSpec> = {}): PersistentVolumeSpec => ({
+  labels: { team: "a" },
+  size_bytes: GIB,
+  mode: "filesystem",
+  ...rest,
+});
+
+const machine = (...claims: Partial<VolumeClaim>[]): MachineSpec => ({
+  labels: {},
+  restart_policy: "never",
+  containers: [{ name: "c", image: "i" }],
+  volumes: claims.map((claim, index) => ({ name: `v${index}`, type: "persistent", volume: "disk", ...claim })),
+});
+
+/** A book whose disk is a list of what was done, and what of its records outlives it. */
+function setup(rest: Partial<VolumeBookOptions> & { room?: number } = {}) {
+  const done: string[] = [];
+  const saved = new Map<string, VolumeRecord>();
+  const holders: (VolumeAttachment & { volume: string })[] = [];
+  const open = (more: Partial<VolumeBookOptions> = {}) =>
+    new VolumeBook({
+      clock: systemClock,
+      fsTypes: ["ext4"],
+      attachments: (id) => holders.filter(({ volume }) => volume === id).map(({ volume: _id, ...each }) => each),
+      save: (record) => {
+        done.push(`save ${record.volume.state}`);
+        saved.set(record.volume.id, structuredClone(record));
+      },
+      forget: (id) => {
+        done.push("forget");
+        saved.delete(id);
+      },
+      contents: {
+        make: ({ volume }) => {
+          done.push("make");
+          return Promise.resolve({ size_bytes: volume.size_bytes, fs_type: "ext4" });
+        },
+        grow: (_record, bytes) => {
+          done.push(`grow ${bytes}`);
+          return Promise.resolve(bytes);
+        },
+        remove: () => {
+          done.push("remove");
+          return Promise.resolve();
+        },
+        room: () => Promise.resolve(rest.room ?? 100 * GIB),
+      },
+      ...rest,
+      ...more,
+      records: structuredClone([...saved.values()]),
+    });
+  const attach = (volume: string, more: Partial<VolumeAttachment> = {}) =>
+    holders.push({ volume, machine: "m", read_only: false, state: "attached", ...more });
+  return { done, saved, holders, open, attach, book: open() };
+}
+
+const code = (expected: string) => expect.objectContaining({ code: expected }) as ProviderError;
+
+describe("a create", () => {
+  test("writes down what it will make before it makes it, and tells of it afterwards", async () => {
+    const { book, done } = setup();
+    expect(await book.create("disk", spec(), options)).toMatchObject({ state: "available", fs_type: "ext4" });
+    expect(done).toEqual(["save creating", "make", "save available"]);
+  });
+
+  test("that a kill broke off is done again by who repeats it", async () => {
+    const { open, done, saved } = setup();
+    const killed = open({ contents: { ...contentsThat(() => new Promise(() => {})) } });
+    void killed.create("disk", spec(), options);
+    await expect.poll(() => saved.get("disk")?.volume.state).toBe("creating");
+    const next = open();
+    expect(() => next.assertClaimable(machine({}))).toThrow(code("unavailable"));
+    expect(await next.create("disk", spec(), options)).toMatchObject({ state: "available" });
+    expect(done).toEqual(["save creating", "make", "save available"]);
+  });
+
+  test("for which the disk has no room leaves nothing, and can be tried again", async () => {
+    const { open, done, saved } = setup();
+    const full = open({
+      contents: contentsThat(() => Promise.reject(new ProviderError("quota", "no space left on device")), done),
+    });
+    await expect(full.create("disk", spec(), options)).rejects.toEqual(code("quota"));
+    expect(done.slice(1)).toEqual(["remove", "forget"]);
+    expect(saved.size).toBe(0);
+    await expect(full.get("disk", options)).rejects.toEqual(code("not_found"));
+  });
+
+  test("that cannot be written down is not there", async () => {
+    const { open } = setup();
+    const broken = open({
+      save: () => {
+        throw new Error("EIO");
+      },
+    });
+    await expect(broken.create("disk", spec(), options)).rejects.toThrow("EIO");
+    await expect(broken.get("disk", options)).rejects.toEqual(code("not_found"));
+  });
+
+  test.each<[string, Partial<PersistentVolumeSpec>, string]>([
+    ["of an unknown class", { class: "gold" }, "invalid"],
+    ["of a file system that is not there", { fs_type: "zfs" }, "invalid"],
+    ["of a block device where there are none", { mode: "block" }, "invalid"],
+    ["in another zone", { zone: "north" }, "out_of_zone"],
+    ["larger than the room", { size_bytes: 101 * GIB }, "quota"],
+  ])("%s is refused", async (_what, rest, expected) => {
+    const { book, done } = setup();
+    await expect(book.create("disk", spec(rest), options)).rejects.toEqual(code(expected));
+    expect(done).toEqual([]);
+  });
+});
+
+describe("a deletion", () => {
+  test("that a kill broke off gives the volume to nobody, and is finished by the next life", async () => {
+    const { open, done, saved, book } = setup();
+    await book.create("disk", spec(), options);
+    const killed = open({ contents: { ...contentsThat(), remove: () => new Promise(() => {}) } });
+    void killed.delete("disk", options);
+    await expect.poll(() => saved.get("disk")?.volume.state).toBe("deleting");
+    const next = open();
+    expect(() => next.assertClaimable(machine({}))).toThrow(code("not_found"));
+    await expect(next.create("disk", spec(), options)).rejects.toEqual(code("gone"));
+    done.splice(0);
+    await next.finish();
+    expect(done).toEqual(["remove", "save deleted"]);
+  });
+
+  test("leaves a tombstone, which is forgotten when it is old", async () => {
+    const { book, saved } = setup();
+    await book.delete("disk", options);
+    expect((await book.list({ labels: {} })).items).toEqual([]);
+    expect((await book.list({ labels: {}, includeDeleted: true })).items).toHaveLength(1);
+    book.prune(60_000);
+    expect(saved.size).toBe(1);
+    book.prune(-1);
+    expect(saved.size).toBe(0);
+  });
+
+  test.each(["attached", "unknown"] as const)("waits for a machine that has it: %s", async (state) => {
+    const { book, attach, holders } = setup();
+    await book.create("disk", spec(), options);
+    attach("disk", { state });
+    await expect(book.delete("disk", options)).rejects.toEqual(code("in_use"));
+    holders.splice(0);
+    await book.delete("disk", options);
+  });
+});
+
+describe("a machine", () => {
+  test("gets no volume that another may still write to, though nobody sees it", async () => {
+    const { book, attach } = setup();
+    await book.create("disk", spec(), options);
+    attach("disk", { state: "unknown" });
+    expect(() => book.assertClaimable(machine({}))).toThrow(/may still be written by machine m, which is out of sight/);
+  });
+
+  test("gets a volume that is read by others only if its class is for that", async () => {
+    const classes = [
+      { name: "plain", sharing: "one" },
+      { name: "library", sharing: "readers" },
+      { name: "share", sharing: "writers" },
+    ] as const;
+    const { book, attach } = setup({ classes });
+    const outcomes: Record<string, string[]> = {};
+    for (const { name } of classes) {
+      await book.create(name, spec({ class: name }), options);
+      attach(name, { read_only: true });
+      outcomes[name] = [true, false].map((read_only) => {
+        try {
+          book.assertClaimable(machine({ volume: name, read_only }));
+          return "taken";
+        } catch (thrown) {
+          return (thrown as ProviderError).code;
+        }
+      });
+    }
+    expect(outcomes).toEqual({
+      plain: ["in_use", "in_use"],
+      library: ["taken", "in_use"],
+      share: ["taken", "taken"],
+    });
+  });
+
+  test("shares no volume whose class the configuration has no more", async () => {
+    const { open, book, attach } = setup({ classes: [{ name: "share", sharing: "writers" }] });
+    await book.create("disk", spec({ class: "share" }), options);
+    attach("disk");
+    const next = open({ classes: [{ name: "other", sharing: "writers" }] });
+    expect(() => next.assertClaimable(machine({}))).toThrow(code("in_use"));
+  });
+
+  test.each<[string, MachineSpec]>([
+    ["names a volume twice", machine({}, {})],
+    [
+      "shows a file system as a device",
+      { ...machine({}), containers: [{ name: "c", image: "i", devices: [{ volume: "v0", path: "/dev/x" }] }] },
+    ],
+  ])("that %s is invalid", async (_what, wrong) => {
+    const { book } = setup();
+    await book.create("disk", spec(), options);
+    expect(() => book.assertClaimable(wrong)).toThrow(code("invalid"));
+  });
+
+  test("has a volume only to read where it is reserved for that", async () => {
+    const { book } = setup();
+    await book.create("disk", spec(), options);
+    await book.reserve("disk", "node-a", { ...options, readOnly: true });
+    const claim = (read_only: boolean) => () => book.assertClaimable(machine({ reservation: "node-a", read_only }));
+    expect(claim(false)).toThrow(code("in_use"));
+    expect(claim(true)).not.toThrow();
+  });
+});
+
+describe("a reservation", () => {
+  test("waits for a machine that has the volume without it", async () => {
+    const { book, attach } = setup();
+    await book.create("disk", spec(), options);
+    attach("disk");
+    await expect(book.reserve("disk", "node-a", options)).rejects.toEqual(code("in_use"));
+  });
+
+  test("of the same name to write, where there is one to read, is a conflict", async () => {
+    const { book } = setup();
+    await book.create("disk", spec(), options);
+    await book.reserve("disk", "node-a", { ...options, readOnly: true });
+    await expect(book.reserve("disk", "node-a", options)).rejects.toEqual(code("conflict"));
+  });
+
+  test("of a volume that is gone is given back all the same", async () => {
+    const { book } = setup();
+    await book.release("disk", "node-a", options);
+    await book.delete("disk", options);
+    await book.release("disk", "node-a", options);
+  });
+});
+
+describe("growth", () => {
+  test("for which there is no room changes nothing", async () => {
+    const { book, done } = setup();
+    await book.create("disk", spec(), options);
+    await expect(book.resize("disk", 200 * GIB, options)).rejects.toEqual(code("quota"));
+    expect(done).not.toContain(`grow ${200 * GIB}`);
+    expect(await book.get("disk", options)).toMatchObject({ size_bytes: GIB });
+  });
+
+  test("is told once it is written down, and asked for again until then", async () => {
+    const { open, done, book } = setup();
+    await book.create("disk", spec(), options);
+    let isBroken = true;
+    const next = open({
+      save: () => {
+        if (isBroken) throw new Error("EIO");
+      },
+    });
+    await expect(next.resize("disk", 2 * GIB, options)).rejects.toThrow("EIO");
+    expect(await next.get("disk", options)).toMatchObject({ size_bytes: GIB });
+    isBroken = false;
+    expect(await next.resize("disk", 2 * GIB, options)).toMatchObject({ size_bytes: 2 * GIB });
+    expect(done.filter((each) => each.startsWith("grow"))).toHaveLength(2);
+  });
+});
+
+test("calls for one volume follow each other, whatever became of the one before", async () => {
+  const { book } = setup();
+  const calls = await Promise.allSettled([
+    book.create("disk", spec(), options),
+    book.create("disk", spec({ size_bytes: 2 }), options),
+    book.create("disk", spec(), options),
+    book.delete("disk", options),
+    book.create("disk", spec(), options),
+  ]);
+  expect(calls.map((each) => (each.status === "fulfilled" ? "ok" : (each.reason as ProviderError).code))).toEqual([
+    "ok",
+    "conflict",
+    "ok",
+    "ok",
+    "gone",
+  ]);
+});
+
+function contentsThat(
+  make: () => Promise<never> = () => Promise.reject(new Error("not asked for")),
+  done: string[] = [],
+): VolumeBookOptions["contents"] {
+  return {
+    make,
+    grow: (_record, bytes) => Promise.resolve(bytes),
+    remove: () => {
+      done.push("remove");
+      return Promise.resolve();
+    },
+    room: () => Promise.resolve(100 * GIB),
+  };
+}
