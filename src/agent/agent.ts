@@ -333,11 +333,21 @@ async function createNodeAgent(
     events,
     provider,
     auditCommands: options.config.audit.commands,
-    release: leaderElection.enabled ? `${leaderElection.namespace}/${leaderElection.name}` : undefined,
+    ...releaseOf(leaderElection, node.provider),
     takeOver: leaderElection.takeOver,
     certificate,
   });
   return agent;
+}
+
+/** Those of an election are one; others are as long as they have their machines on the same backend. */
+function releaseOf(
+  { enabled, namespace, name }: AgentConfig["leaderElection"],
+  provider: NodeConfig["provider"],
+): Pick<NodeAgentOptions, "release" | "isReleaseElected"> {
+  if (enabled) return { release: `${namespace}/${name}`, isReleaseElected: true };
+  const place = { "http-vm": "url", module: "module", memory: "type" }[provider.type];
+  return { release: `backend ${(provider as unknown as Record<string, string>)[place]}`, isReleaseElected: false };
 }
 
 function createElector(

@@ -91,6 +91,8 @@ export class NodeAgent {
       // The pods of a Node that is not ours belong to its own kubelet.
       this.#node.controller.claimed(linked).then(() => this.pods.act(linked)),
     ]);
+    if (!refused.signal.aborted)
+      await this.#node.controller.giveUp(AbortSignal.timeout(FLUSH_MS)).catch(() => undefined);
     // The last events say why the node failed, so they get a short time to be sent.
     await events.flush(AbortSignal.timeout(FLUSH_MS)).catch(() => undefined);
     sending.abort(signal.reason);

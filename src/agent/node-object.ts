@@ -26,7 +26,8 @@ export function createNode(
   { controller: pods, provider }: NodePods,
   kubeletPort: number,
 ): NodeObject {
-  const { node, events, clusterId, release, takeOver, clock, random, logger, metrics, version } = options;
+  const { node, events, clusterId, release, isReleaseElected, takeOver, clock, random, logger, metrics, version } =
+    options;
   const onChange = () => controller.refresh();
   const reported = new ProviderCapacitySource({ provider, clock, random, logger, onChange });
   const ofBackend = capacityOf(backend, reported);
@@ -42,6 +43,7 @@ export function createNode(
         name: node.name,
         clusterId,
         release,
+        isReleaseElected,
         takeOver,
         version,
         addresses: node.addresses,

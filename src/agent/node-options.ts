@@ -25,8 +25,10 @@ export interface NodeAgentOptions {
   services: ServiceCache;
   provider: Provider;
   clusterId: string;
-  /** Whose agents answer for the node; absent without an election. */
+  /** Whose agents answer for the node: `namespace/name` of their election, or else where their machines are. */
   release?: string | undefined;
+  /** Whether there may be another agent of it that goes on when this one ends. */
+  isReleaseElected?: boolean | undefined;
   /** Answer for it although another release does. */
   takeOver?: boolean | undefined;
   /** How much of a command the audit says. */

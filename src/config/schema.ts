@@ -440,7 +440,7 @@ export const agentConfigSchema = z
           .boolean()
           .default(false)
           .describe(
-            "Answer for nodes although agents of another election do, which then end. Without it, one that finds such a Node ends.",
+            "Answer for nodes although agents of another election do, or without one those of another backend, which then end. Without it, one that finds such a Node ends.",
           ),
       })
       .superRefine(({ leaseDuration, renewDeadline, retryPeriod }, context) => {

@@ -22,6 +22,7 @@ import { LEASE_DURATION_SECONDS, NodeLease } from "./lease.ts";
 import { NodeSpec } from "./node-spec.ts";
 import type { BackendHealth, BackendReport, NodeDescription, NodeSettings } from "./settings.ts";
 import {
+  RELEASE_ANNOTATION,
   extendedNames,
   kubeletVersion,
   foreignIdentity,
@@ -259,9 +260,24 @@ export class NodeController {
 
   #isOthers(release: string, why: string): ConfigError {
     const { name, release: own } = this.#options.settings;
+    const theirs = named(release);
     return new ConfigError(
-      `nodes[${name}].name: release ${release} answers for this Node, and ${why}; give this node another name, end the agents of ${release} and start again in ${LEASE_DURATION_SECONDS} s, or set leaderElection.takeOver for ${own ?? "this agent"}, which ends them`,
+      `nodes[${name}].name: ${theirs} answers for this Node, and ${why}; give this node another name, end the agents of ${release} and start again in ${LEASE_DURATION_SECONDS} s, or set leaderElection.takeOver for ${own === undefined ? "this agent" : named(own)}, which ends them`,
     );
+  }
+
+  /**
+   * At an orderly end, for whoever comes next with machines elsewhere. Another agent of the same release, if there is
+   * one after all, says again whose the Node is.
+   */
+  async giveUp(signal: AbortSignal): Promise<void> {
+    const { kube, settings } = this.#options;
+    const { name, release, isReleaseElected } = settings;
+    const node = this.store.getByName("", name);
+    const isOurs = release !== undefined && node?.metadata?.annotations?.[RELEASE_ANNOTATION] === release;
+    if (!isOurs || isReleaseElected) return;
+    const patch = { metadata: { annotations: { [RELEASE_ANNOTATION]: null } } };
+    await kube.request({ ...strategicPatch(nodePath(name, "status"), patch), signal });
   }
 
   /** Makes sure that the Node exists and says what is true. @throws KubeApiError, ConfigError */
@@ -411,3 +427,6 @@ export class NodeController {
     return { apiVersion: "v1", kind: "Node", name, uid: name };
   }
 }
+
+const named = (release: string): string =>
+  release.startsWith("backend ") ? `an agent with ${release}` : `release ${release}`;

@@ -13,9 +13,9 @@ import type { NodeDescription, NodeSettings, Platform } from "./settings.ts";
 
 /** Names the extended resources that we wrote into the status, so that we can tell them from other people's. */
 const OWNED_RESOURCES_ANNOTATION = "vmlet.dev/extended-resources";
-/** Names of the labels and annotations that the configuration gave the Node; what it gives no more is removed. */
 /** Whose agents answer for the Node. */
-const RELEASE_ANNOTATION = "vmlet.dev/release";
+export const RELEASE_ANNOTATION = "vmlet.dev/release";
+/** Names of the labels and annotations that the configuration gave the Node; what it gives no more is removed. */
 const OWNED_METADATA_ANNOTATIONS = { labels: "vmlet.dev/labels", annotations: "vmlet.dev/annotations" } as const;
 
 /** The kubelet's features that a control plane asks for by name (1.36), sorted as its validation wants them. */

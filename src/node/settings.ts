@@ -27,8 +27,10 @@ export interface NodeSettings {
   taints?: readonly Taint[] | undefined;
   /** Port of the kubelet API that the API server dials. */
   kubeletPort: number;
-  /** The release whose agents answer for the node, `namespace/name` of their election; absent where there is none. */
+  /** Whose agents answer for the node: `namespace/name` of their election, or else where their machines are. */
   release?: string | undefined;
+  /** Whether there may be another agent of it that goes on when this one ends. */
+  isReleaseElected?: boolean | undefined;
   /** Answer for it although another release's agents do. */
   takeOver?: boolean | undefined;
   /** How long the node stays Ready while its backend does not answer. Default 10 minutes. */

@@ -135,6 +135,7 @@ function setup(
       kubeletPort: 10250,
       backendOutageGraceMs: options.graceMs,
       release: options.release,
+      isReleaseElected: options.release?.startsWith("backend ") === false,
       takeOver: options.takeOver,
     },
     report: () => ({ runtime: { name: "memory", version: "1" } }),
@@ -489,7 +490,7 @@ describe("of two releases that name one Node", () => {
   };
 
   /** The second, which starts so long after the first has renewed the lease. */
-  function second(sinceRenewalMs: number, options: { release?: string; takeOver?: boolean } = {}) {
+  function second(sinceRenewalMs: number, options: { release?: string; takeOver?: boolean; node?: Node } = {}) {
     const s = setup({ node: structuredClone(registered), release: "kube-system/second", ...options });
     const renewTime = new Date(s.clock.now() - sinceRenewalMs).toISOString();
     s.api.lease = { metadata: {}, spec: { renewTime } };
@@ -540,6 +541,43 @@ describe("of two releases that name one Node", () => {
     s.api.put({ ...node, metadata: { ...metadata, annotations } }, "MODIFIED");
     await s.clock.advance(11_000);
     await ended;
+  });
+
+  test.each([
+    ["agents with machines elsewhere, and no election, are refused as well", "backend https://b", "backend https://a"],
+    ["an election is refused by one without", "kube-system/second", "backend https://a"],
+  ])("%s", async (_, release, holder) => {
+    const node = { ...registered, metadata: { ...registered.metadata, annotations: { [RELEASE]: holder } } };
+    const s = second(5_000, { release, node });
+    await expect(s.controller.run(s.abort.signal)).rejects.toThrow(
+      /an agent with backend https:\/\/a answers for this Node/,
+    );
+    expect(s.holder()).toBe(holder);
+  });
+
+  test.each([
+    ["one without an election gives the Node up at its end", "backend https://a", undefined],
+    ["one of an election leaves it to its successor", "kube-system/first", "kube-system/first"],
+  ])("%s", async (_, release, left) => {
+    const s = setup({ release });
+    const { done } = await s.start();
+    expect(s.api.node?.metadata?.annotations?.[RELEASE]).toBe(release);
+    s.abort.abort();
+    await done;
+    await s.controller.giveUp(new AbortController().signal);
+    expect(s.api.node?.metadata?.annotations?.[RELEASE]).toBe(left);
+  });
+
+  test("what another release has taken over is not given up for it", async () => {
+    const s = setup({ release: "backend https://a" });
+    const { done } = await s.start();
+    const { metadata, ...node } = s.api.node!;
+    s.api.put({ ...node, metadata: { ...metadata, annotations: { [RELEASE]: "backend https://b" } } }, "MODIFIED");
+    await settle();
+    s.abort.abort();
+    await done;
+    await s.controller.giveUp(new AbortController().signal);
+    expect(s.api.node?.metadata?.annotations?.[RELEASE]).toBe("backend https://b");
   });
 
   test("a successor of the same release goes on at once", async () => {
