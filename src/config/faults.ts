@@ -39,7 +39,8 @@ function keysOf(issue: Issue): readonly string[] {
   return issue.inst instanceof z.ZodObject ? Object.keys(issue.inst.shape) : [];
 }
 
-function oneOf(values: readonly unknown[], input: unknown): string {
+/** What a value must be one of, what it is, and which is meant. */
+export function oneOf(values: readonly unknown[], input: unknown): string {
   const known = values.map(String);
   const wanted = known.length === 1 ? `must be ${known[0]}` : `must be one of ${known.join(", ")}`;
   if (typeof input !== "string") return `${wanted}, not ${kindOf(input)}`;

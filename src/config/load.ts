@@ -8,7 +8,7 @@ import { LineCounter, isMap, isNode, parseDocument, type Document } from "yaml";
 import type { z } from "zod";
 import { VmletError, toError } from "../util/errors.ts";
 import { didYouMean } from "../util/nearest.ts";
-import { faultOf } from "./faults.ts";
+import { faultOf, oneOf } from "./faults.ts";
 import { agentConfigSchema, type AgentConfig } from "./schema.ts";
 
 /**
@@ -27,8 +27,20 @@ export async function configuredBy<T>(field: string, work: () => Promise<T>): Pr
   try {
     return await work();
   } catch (thrown) {
-    throw new ConfigError(`${field}: ${toError(thrown).message}`, { cause: thrown });
+    throw new ConfigError(`${field}: ${toError(thrown).message}${cureOf(thrown)}`, { cause: thrown });
   }
+}
+
+/** A kubelet has these on every host that is a node, and they are the defaults here. */
+const KUBELET_PORTS: readonly unknown[] = [10_248, 10_250];
+
+/** Of a port that is taken. */
+function cureOf(thrown: unknown): string {
+  const { code, port } = thrown as { code?: unknown; port?: unknown };
+  if (code !== "EADDRINUSE") return "";
+  return KUBELET_PORTS.includes(port)
+    ? "; a kubelet of this host has this port too: set another"
+    : "; set another port, or end what has it";
 }
 
 /** What flags may set; undefined leaves file and environment alone. */
@@ -201,7 +213,7 @@ export function parseFile<S extends z.ZodType>(
     const fields = fieldsOf(issue);
     if (issue.code !== "unrecognized_keys") {
       const isMissing = originOf(fields) === undefined && document.getIn(fields) === undefined;
-      return [told(fields, wordsOf(issue, isMissing))];
+      return [told(fields, wordsOf(issue, isMissing, isMissing ? undefined : document.getIn(fields)))];
     }
     const words = issue.message.split("\n");
     return issue.keys.map((key, index) => told([...fields, key], words[index]!));
@@ -224,9 +236,10 @@ function nearestOption(issue: z.core.$ZodIssue): z.core.$ZodIssue[] {
 const isMisspelt = ({ code, message }: z.core.$ZodIssue): boolean =>
   code === "unrecognized_keys" && message.split("\n").every((words) => words.includes("did you mean"));
 
-function wordsOf(issue: z.core.$ZodIssue, isMissing: boolean): string {
+function wordsOf(issue: z.core.$ZodIssue, isMissing: boolean, value: unknown): string {
   if (issue.code === "invalid_union") {
     const options = "options" in issue ? issue.options : undefined;
+    if (options !== undefined && typeof value === "string") return oneOf(options, value);
     const wanted = options === undefined ? issue.message : `must be one of ${options.join(", ")}`;
     return isMissing ? `is required: ${wanted}` : wanted;
   }

@@ -267,7 +267,7 @@ export class NodeController {
   }
 
   /**
-   * At an orderly end, for whoever comes next with machines elsewhere. Another agent of the same release, if there is
+   * At an orderly end, for the next one, with machines elsewhere. Another agent of the same release, if there is
    * one after all, says again whose the Node is.
    */
   async giveUp(signal: AbortSignal): Promise<void> {

@@ -1,5 +1,6 @@
 /** The figures that a node gives: to metrics-server, kubectl top and the autoscaler, to dashboards, and to Prometheus. */
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { autoscalerCases } from "./cases/autoscaler-cases.ts";
 import { Pods, serve, shell } from "./cases/pods.ts";
 import { startRealEnvironment } from "./cases/start.ts";
 import { hostAddress } from "./harness/agent.ts";
@@ -10,9 +11,6 @@ import { createKubectl, type Kubectl } from "./harness/kubectl.ts";
 import { must, waitFor } from "./harness/wait.ts";
 import { approveServingCertificate, ask, versions, type Endpoint } from "./kubectl-support.ts";
 import { aggregationFlags, startMetricsServer } from "./metrics-server.ts";
-
-/** Busy for about a third of a core: well above what the autoscaler is told to aim at, without taking the machine. */
-const busy = "trap 'exit 0' TERM; while :; do i=0; while [ $i -lt 20000 ]; do i=$((i + 1)); done; sleep 0.1; done";
 
 let env: Awaited<ReturnType<typeof startRealEnvironment>>;
 let pods: Pods;
@@ -35,17 +33,6 @@ beforeAll(async () => {
   kubelet = { url: `https://${hostAddress()}:${env.agent.kubeletPort}`, caFile: env.cluster.caFile };
   await approveServingCertificate(kubectl, env.client, kubelet);
   await pods.create("idle", { containers: [shell("main", serve), shell("side", serve)] });
-  await env.client.create("/apis/apps/v1/namespaces/default/deployments", {
-    metadata: { name: "busy" },
-    spec: {
-      replicas: 1,
-      selector: { matchLabels: { app: "busy" } },
-      template: {
-        metadata: { labels: { app: "busy" } },
-        spec: { containers: [shell("main", busy, { resources: { requests: { cpu: "100m" } } })] },
-      },
-    },
-  });
   await pods.untilReady("idle");
   await startMetricsServer(env.cluster);
 }, 1_200_000);
@@ -87,18 +74,9 @@ describe.each(versions)("kubectl (%s) top", (version) => {
   });
 });
 
-test("a HorizontalPodAutoscaler adds replicas to a Deployment whose pods are busy [M02]", async () => {
-  await kubectl.run(["autoscale", "deployment", "busy", "--cpu=50%", "--min=1", "--max=3"]);
-  await waitFor({ what: "the Deployment to be scaled", timeoutMs: 120_000, intervalMs: 500 }, async () => {
-    const { status } = await env.client.get("/apis/apps/v1/namespaces/default/deployments/busy");
-    must(status.readyReplicas > 1, await autoscalerConditions());
-  });
-});
-
-async function autoscalerConditions(): Promise<string> {
-  const { status } = await env.client.get("/apis/autoscaling/v2/namespaces/default/horizontalpodautoscalers/busy");
-  return JSON.stringify(status);
-}
+test.each(autoscalerCases)("$name", { timeout: 240_000 }, ({ run }) =>
+  run({ env, pods, disturb: () => Promise.resolve() }),
+);
 
 test("/stats/summary, through the API server, describes the node and each of its running pods [M03]", async () => {
   const summary = JSON.parse(await kubectl.run(["get", "--raw", `/api/v1/nodes/${env.nodeName}/proxy/stats/summary`]));

@@ -1,5 +1,5 @@
 import { describe, expect, test } from "vitest";
-import { ConfigError, loadConfig, parseConfig } from "../../../src/config/load.ts";
+import { ConfigError, loadConfig, parseConfig, configuredBy } from "../../../src/config/load.ts";
 import { mkdtempSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -130,6 +130,10 @@ describe("a configuration file", () => {
     [
       "nodes[0].provider.type: is required: must be one of http-vm, memory, module",
       "nodes:\n  - name: a\n    provider: { url: https://vms }\n",
+    ],
+    [
+      "nodes[0].provider.type: must be one of http-vm, memory, module, not htp-vm; did you mean http-vm?",
+      "nodes:\n  - name: a\n    provider: { type: htp-vm }\n",
     ],
     [
       "nodes[0].taints[0].key: is not a label key",
@@ -349,4 +353,12 @@ describe("where a setting comes from", () => {
       /cannot read the configuration file \/nowhere\/vmlet\.yaml/,
     );
   });
+});
+
+test.each([
+  [10_250, "health: taken; a kubelet of this host has this port too: set another"],
+  [8080, "health: taken; set another port, or end what has it"],
+])("a port %i that is taken is told with the cure", async (port, told) => {
+  const taken = Object.assign(new Error("taken"), { code: "EADDRINUSE", port });
+  await expect(configuredBy("health", () => Promise.reject(taken))).rejects.toThrow(told);
 });
