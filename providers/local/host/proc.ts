@@ -14,12 +14,19 @@ export interface ProcessStat {
   /** Since boot, clock ticks: with the pid it names a process for good. */
   startTime: string;
   rssPages: number;
+  threads: number;
 }
 
 /** Linux fixes USER_HZ at 100 for all user-space interfaces. */
 export const TICKS_PER_SECOND = 100;
 
-function parseStat(pid: number, text: string): ProcessStat {
+/** A process whose first thread has ended goes on with the others, though it is shown as a zombie. @internal */
+export function hasEnded({ state, threads }: Pick<ProcessStat, "state" | "threads">): boolean {
+  return state === "X" || (state === "Z" && threads <= 1);
+}
+
+/** @internal */
+export function parseStat(pid: number, text: string): ProcessStat {
   // The command's name is in parentheses and may hold anything: fields are counted from the last one.
   const fields = text.slice(text.lastIndexOf(")") + 2).split(" ");
   return {
@@ -29,6 +36,7 @@ function parseStat(pid: number, text: string): ProcessStat {
     pgid: Number(fields[2]),
     session: Number(fields[3]),
     cpuTicks: Number(fields[11]) + Number(fields[12]),
+    threads: Number(fields[17]),
     startTime: fields[19]!,
     rssPages: Number(fields[21]),
   };
@@ -41,7 +49,7 @@ function parseStat(pid: number, text: string): ProcessStat {
 export function processStat(pid: number): ProcessStat | undefined {
   try {
     const stat = parseStat(pid, readFileSync(`/proc/${pid}/stat`, "latin1"));
-    return stat.state === "Z" || stat.state === "X" ? undefined : stat;
+    return hasEnded(stat) ? undefined : stat;
   } catch (thrown) {
     if (isGone(thrown)) return undefined;
     throw thrown;
@@ -83,7 +91,7 @@ export async function allProcesses(): Promise<ProcessStat[]> {
       }
     }),
   );
-  return stats.filter((stat) => stat !== undefined && stat.state !== "Z" && stat.state !== "X") as ProcessStat[];
+  return stats.filter((stat) => stat !== undefined && !hasEnded(stat)) as ProcessStat[];
 }
 
 /**

@@ -23,6 +23,8 @@ import type { MachineRecord } from "./record.ts";
 const EVENTS_KEPT = 4096;
 /** Revisions are reserved in blocks of this size, so that they grow over restarts without a write for each. */
 const REVISION_BLOCK = 100_000;
+/** A create that was under way when its machine was deleted has arrived by then. */
+const TOMBSTONE_KNOWN_MS = 30 * 60_000;
 /** Longest path of a unix socket that Linux takes (sun_path), without the closing zero. */
 const MAX_SOCKET_PATH = 107;
 const SOCKET_NAME_LENGTH = 16;
@@ -80,6 +82,8 @@ export class MachineStore {
   #reserved: number;
   readonly #events: MachineEvents;
   readonly #tombstones = new Map<string, Machine>();
+  /** On the monotonic clock: since they were first looked at to be removed. */
+  readonly #tombstonesKnownSince = new Map<string, number>();
 
   /** @param secretsDir holds what must not lie on the disk; by default it does, beside the rest */
   constructor(stateDir: string, clock: Clock, torn: TornFiles, secretsDir = join(stateDir, "machines")) {
@@ -274,11 +278,17 @@ export class MachineStore {
   }
 
   /** Forgets tombstones older than `maxAgeMs`. */
+  /** Not by this host's clock alone, which may be a day ahead: what is removed has been known here for a while, too. */
   pruneTombstones(maxAgeMs: number): void {
+    const now = this.#clock.monotonic();
     for (const [id, machine] of this.#tombstones) {
+      const knownSince = this.#tombstonesKnownSince.get(id) ?? now;
+      this.#tombstonesKnownSince.set(id, knownSince);
+      if (now - knownSince < Math.min(maxAgeMs, TOMBSTONE_KNOWN_MS)) continue;
       if (this.#clock.now() - Date.parse(machine.deleted_at!) < maxAgeMs) continue;
       rmSync(this.#tombstonePath(id), { force: true });
       this.#tombstones.delete(id);
+      this.#tombstonesKnownSince.delete(id);
     }
   }
 

@@ -38,6 +38,8 @@ export interface MachineRecord {
 
 export interface Ending {
   deadline: number;
+  /** How far off that was when it was set: never further, whatever becomes of this host's clock. */
+  graceMs?: number;
   /** Kill without pre_stop and without grace. */
   force: boolean;
   state: "stopped" | "failed";

@@ -372,7 +372,8 @@ export class Supervisor implements MachineHome {
   #endDeadline(): number {
     const { ending } = this.record;
     if (ending === undefined) return this.#clock.monotonic() + this.#state.graceMs;
-    return (this.#endAt ??= this.#clock.monotonic() + ending.deadline - this.#clock.now());
+    const leftMs = Math.min(ending.deadline - this.#clock.now(), ending.graceMs ?? Infinity);
+    return (this.#endAt ??= this.#clock.monotonic() + leftMs);
   }
 
   // --- the end, and the beginning again ---
@@ -383,7 +384,7 @@ export class Supervisor implements MachineHome {
     const showStopping = !this.#instances.isEmpty || this.#keeper.isOpening;
     this.#keeper.abandon(new Error(reason));
     this.#starter.abandon(reason);
-    this.#state.end(ending, showStopping);
+    this.#state.end({ ...ending, graceMs: Math.max(0, ending.deadline - this.#clock.now()) }, showStopping);
     this.#limitEnd();
     this.#replan();
   }

@@ -122,6 +122,21 @@ if (missing.length > 0) {
       await remove(id);
     });
 
+    test("what a container deletes, the host's disk has room for again", async () => {
+      const id = await bench().create({
+        volumes: [{ name: "e", type: "empty_dir", medium: "disk" }],
+        containers: [bench().shell("a", "sleep 1000", { mounts: [{ volume: "e", path: "/empty" }] })],
+      });
+      await bench().reaches(id, "running");
+      const taken = () => statSync(join(bench().stateDir, "vm/v", keyOf(id), "disk.img")).blocks * 512;
+      const [before, written] = [taken(), 32 * 2 ** 20];
+      await output(id, `head -c ${written} /dev/urandom > /empty/a; sync`);
+      expect(taken()).toBeGreaterThan(before + 0.9 * written);
+      await output(id, "rm /empty/a; sync");
+      await bench().until(async () => expect(taken()).toBeLessThan(before + 0.1 * written));
+      await remove(id);
+    });
+
     test("copies of one template have different random numbers and their own clock", async () => {
       const [a, b] = await Promise.all([sleeper(), sleeper()]);
       const [first, second] = await Promise.all([a, b].map((id) => output(id, "head -c 16 /dev/urandom | md5sum")));

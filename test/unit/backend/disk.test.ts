@@ -112,6 +112,22 @@ test("a folder that was left beside its tombstone brings no machine back to life
   expect(existsSync(join(world.stateDir, "machines", "m1"))).toBe(false);
 });
 
+test("a clock that is a day ahead takes no tombstone that was not known for a while", async () => {
+  const world = await World.create();
+  await world.create({});
+  await world.restart(() => storeOf(world).bury(machineOf(world)));
+  const store = storeOf(world);
+  store.load();
+  const prune = () => {
+    store.pruneTombstones(24 * 3_600_000);
+    return store.tombstone("m1") === undefined ? "gone" : "kept";
+  };
+  world.clock.step(2 * 24 * 3_600_000);
+  const atFirst = prune();
+  await world.clock.advance(3_600_000);
+  expect([atFirst, prune()]).toEqual(["kept", "gone"]);
+});
+
 const storeOf = ({ stateDir, clock }: World) =>
   new MachineStore(stateDir, clock, new TornFiles(stateDir, silentLogger));
 

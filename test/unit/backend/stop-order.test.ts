@@ -210,6 +210,16 @@ test("pre_stop is not begun when there is no time for it", async () => {
   expect(world.instance("a").signals).toEqual([{ signal: "SIGTERM", at: 0 }]);
 });
 
+test("a clock that is set back while no backend runs does not lengthen a stop", async () => {
+  const world = await World.create();
+  world.deaf.add("a");
+  await world.create({});
+  await world.stop(5);
+  await world.restart(() => world.clock.step(-86_400_000));
+  await world.advance(5_000);
+  expect((await world.machine()).state).toBe("stopped");
+});
+
 test("a clock that is set back does not lengthen a stop", async () => {
   const world = await World.create();
   world.deaf.add("a");

@@ -3,7 +3,8 @@ import { open, type FileHandle } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { beforeEach, expect, onTestFinished, test, vi } from "vitest";
-import { nameTemplate } from "../../../providers/local/engines/vm/template-files.ts";
+import { nameTemplate, ProvenTemplates } from "../../../providers/local/engines/vm/template-files.ts";
+import { VirtualClock } from "../../support/virtual-clock.ts";
 
 let dir: string;
 let work: string;
@@ -53,4 +54,16 @@ test("a template takes the place of one that led to no guest", async () => {
     true,
     false,
   ]);
+});
+
+test("a template whose copy does not answer is suspect, unless another copy has answered since that one began", async () => {
+  const clock = new VirtualClock();
+  const templates = new ProvenTemplates(clock);
+  const isFirstSuspect = templates.begin("a");
+  await clock.advance(10);
+  templates.answered("a");
+  await clock.advance(10);
+  const isSecondSuspect = templates.begin("a");
+  templates.answered("b");
+  expect([isFirstSuspect(), isSecondSuspect()]).toEqual([false, true]);
 });

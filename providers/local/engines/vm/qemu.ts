@@ -20,7 +20,7 @@ import { processorIdentity, qemuIdentity } from "./host-version.ts";
 import { Jail, programFiles } from "./jail.ts";
 import { MAX_PORTS, portSockets } from "./ports.ts";
 import { Qmp } from "./qmp.ts";
-import { nameTemplate } from "./template-files.ts";
+import { nameTemplate, ProvenTemplates } from "./template-files.ts";
 import { VmUsers } from "./users.ts";
 import { findVms, isOf, type VmProcess } from "./vm-processes.ts";
 
@@ -141,11 +141,13 @@ export class Qemu {
   readonly #program = findTool(QEMU) ?? QEMU;
   /** What QEMU needs of this host. */
   readonly #files = new Once(() => programFiles(this.#program));
+  readonly #proven: ProvenTemplates;
   /** An empty file system. */
   readonly #blank = new Once(() => makeBlankDisk(this.#options.templatesDir, this.#options.diskBytes));
 
   constructor(options: QemuOptions) {
     this.#options = options;
+    this.#proven = new ProvenTemplates(options.clock);
     this.#users = options.users ?? new VmUsers();
   }
 
@@ -157,22 +159,25 @@ export class Qemu {
   }
 
   /**
-   * Starts a copy of the template of this size. When that leads to no guest that answers, the template is removed, so
-   * that the next start makes another, and the VM is booted.
+   * Starts a copy of the template of this size. When that leads to no guest that answers, the VM is booted, and the
+   * template removed, so that the next start makes another; but not when other copies of it answer.
    */
   async clone(size: VmSize, place: VmPlace, signal: AbortSignal): Promise<StartedVm> {
     const template = await this.template(size, signal);
     await copyDisk(join(template, "disk.img"), place.disk, signal);
+    const isSuspect = this.#proven.begin(template);
     try {
-      return await this.#copy(template, size, place, signal);
+      const started = await this.#copy(template, size, place, signal);
+      this.#proven.answered(template);
+      return started;
     } catch (thrown) {
       if (signal.aborted) throw thrown;
       this.#options.logger?.warn(
-        { template, err: thrown },
-        "A copy of a template has led to no guest that answers: the VM is booted, and the template made again",
+        { template, isSuspect: isSuspect(), err: thrown },
+        "A copy of a template has led to no guest that answers: the VM is booted, and the template made again if no other copy answers",
       );
     }
-    await rm(template, { recursive: true, force: true });
+    if (isSuspect()) await rm(template, { recursive: true, force: true });
     const started = await this.boot(size, place, signal);
     try {
       await started.control.run(this.#options.prepare ?? [], signal);
@@ -451,12 +456,14 @@ export function kernelArguments(accelerator: Accelerator, tscKhz?: number): stri
   return `${KERNEL_ARGS} ${PROTECTIONS[accelerator]}${known}`;
 }
 
+/** What the guest deletes of what it may write, this host has room for again. */
 function fileBlock(id: string, filename: string, readOnly: boolean): object {
+  const common = { "read-only": readOnly, ...(readOnly ? {} : { discard: "unmap" }) };
   return {
     driver: "raw",
     "node-name": id,
-    "read-only": readOnly,
-    file: { driver: "file", filename, "read-only": readOnly, ...(readOnly ? { locking: "off" } : {}) },
+    ...common,
+    file: { driver: "file", filename, ...common, ...(readOnly ? { locking: "off" } : {}) },
   };
 }
 
