@@ -7,11 +7,11 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { inspect } from "node:util";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
-import { must, waitFor } from "../e2e/harness/wait.ts";
+import { must } from "../e2e/harness/wait.ts";
 import { seeded } from "../simulation/seeded.ts";
 import { leaveOut } from "../support/left-out.ts";
 import { busyboxImage, missingForImages, startRegistry, type TestRegistry } from "../support/registry.ts";
-import { EmulatedHost, insideName, makeImages, missingForHost, type Images } from "./host/host.ts";
+import { EmulatedHost, insideName, makeImages, missingForHost, type Images, type Patience } from "./host/host.ts";
 import { Roll, Workload } from "./workload.ts";
 
 const CUTS = Number(process.env["POWERCUTS"] ?? 1);
@@ -22,7 +22,8 @@ const CUTS_PER_DISK = 5;
 const OPERATIONS = 250;
 /** The same of a boot, which writes less: a journal is replayed, and a backend takes up what it finds. */
 const BOOT_OPERATIONS = 80;
-const REST_MS = 300_000;
+const REST: Patience = { processorMs: 180_000, ms: 900_000 };
+const CLEAN: Patience = { processorMs: 60_000, ms: 300_000 };
 /** Boots, rests and looks, each at its own deadline. */
 const CUT_MS = 1_800_000;
 
@@ -64,7 +65,7 @@ else
     async function verify(): Promise<void> {
       const provider = host!.provider();
       const faults: string[] = [];
-      await waitFor({ what: "all machines to come to rest", timeoutMs: REST_MS, intervalMs: 500 }, async () => {
+      await host!.waitFor("all machines to come to rest", REST, async () => {
         faults.push(...(await workload.look(provider)));
         const unrest = workload.unrest();
         must(unrest.length === 0, unrest);
@@ -173,7 +174,7 @@ else
       await explained("the end", async () => {
         await workload.deleteAll(host!.provider());
         await verify();
-        await waitFor({ what: "the host to be clean", timeoutMs: 120_000, intervalMs: 1_000 }, async () => {
+        await host!.waitFor("the host to be clean", CLEAN, async () => {
           const left = await leftovers();
           must(!/\S/.test(left.replaceAll(/^\/var\/lib\/vmlet\/state\/[a-z/]+:$/gm, "")), left);
         });

@@ -62,7 +62,7 @@ export class Workload {
 
   #spec(id: string, kind: Kind): MachineSpec {
     const then = kind === "to its end" ? "exit 7" : `sleep ${LASTING_S}`;
-    const command = ["sh", "-c", `echo ${id} | nc -w 5 10.0.2.2 ${this.#rollPort}; ${then}`];
+    const command = ["sh", "-c", `echo ${id} | timeout 20 nc -w 5 10.0.2.2 ${this.#rollPort}; ${then}`];
     return {
       labels: { kind },
       restart_policy: kind === "for ever" ? "always" : "never",

@@ -26,7 +26,7 @@ import { Ipam, parseSubnet, type Subnet } from "./ipam.ts";
 import { NetworkNames } from "./names.ts";
 import { networkRules } from "./rules.ts";
 import { forgetSender, holdSender } from "./sender-rules.ts";
-import { whileSteady } from "./steady.ts";
+import { sameTwice, whileSteady } from "./steady.ts";
 import { HostError } from "../host/host-error.ts";
 
 export interface NetworkOptions {
@@ -302,16 +302,15 @@ export class HostNetwork {
   /** Makes again what another program has removed. @returns what that was; undefined when all is there */
   async heal(): Promise<string | undefined> {
     const links = async () => (await this.#attached()).map(({ link }) => link);
-    return await whileSteady(links, () => this.#healOnce());
-  }
-
-  async #healOnce(): Promise<string | undefined> {
-    const missing = await this.#missing();
-    if (missing === undefined) return undefined;
-    this.#ready.forget();
-    await this.ensure();
-    await this.#forwards.restore();
-    return missing;
+    return await whileSteady(links, async () => {
+      // What goes with a machine that goes meanwhile is not missing.
+      const missing = await sameTwice(() => this.#missing());
+      if (missing === undefined) return undefined;
+      this.#ready.forget();
+      await this.ensure();
+      await this.#forwards.restore();
+      return missing;
+    });
   }
 
   async #missing(): Promise<string | undefined> {

@@ -16,3 +16,14 @@ export async function whileSteady<T>(look: () => Promise<readonly string[]>, act
     }
   }
 }
+
+/** What two looks in a row find; undefined, which is the end of it, counts at once. */
+export async function sameTwice<T>(look: () => Promise<T | undefined>): Promise<T | undefined> {
+  let last: T | undefined;
+  for (let tries = 0; tries < TRIES; tries++) {
+    const found = await look();
+    if (found === undefined || found === last) return found;
+    last = found;
+  }
+  return last;
+}

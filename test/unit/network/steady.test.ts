@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { whileSteady } from "../../../providers/local/network/steady.ts";
+import { sameTwice, whileSteady } from "../../../providers/local/network/steady.ts";
 
 /** What is there at each look. */
 function looks(...seen: string[][]) {
@@ -30,4 +30,14 @@ test("it is given up where interfaces come and go without end", async () => {
   const { act } = failing(100);
   const endless = looks(...Array.from({ length: 20 }, (_, index) => [String(index)]));
   await expect(whileSteady(endless, act)).rejects.toThrow("failure 3");
+});
+
+test.each([
+  ["nothing", [undefined], undefined],
+  ["what is found again", ["a", "a"], "a"],
+  ["nothing, when what was found is not found again", ["a", undefined], undefined],
+  ["the last, when it is another each time", ["a", "b", "c"], "c"],
+])("of looks that disagree comes %s", async (_title, seen, expected) => {
+  const left = [...seen];
+  expect(await sameTwice(() => Promise.resolve(left.shift()))).toBe(expected);
 });
