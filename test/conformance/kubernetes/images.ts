@@ -103,6 +103,9 @@ async function agnhostImage(
       { path: "localhost.crt", content: await readFile(join(porter, "localhost.crt")) },
       { path: "localhost.key", content: await readFile(join(porter, "localhost.key")) },
       ...(await hostPrograms(["bash", "curl", "ss", "ipcs", "getent", ...networkPrograms])),
+      // The image's own shell runs the programs beside it. Debian's busybox has applets of their names in itself, and
+      // `nc` there knows no `-t`.
+      { path: "bin/sh", type: "symlink", link: "/usr/bin/bash" },
       ...extra,
     ],
     config,
