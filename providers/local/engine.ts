@@ -275,8 +275,12 @@ export interface ShimStreams {
 export type StartCommand = (HostPlan | GuestPlan | RuntimePlan) & ShimStreams;
 
 export interface ShimEvents {
-  /** At most once. */
-  started(status: { pid?: number | undefined; startedAt?: number }): void;
+  /** At most once. `user` as the container's status shows it, where the launch plan could not tell. */
+  started(status: {
+    pid?: number | undefined;
+    startedAt?: number;
+    user?: NonNullable<ContainerState["user"]> | undefined;
+  }): void;
   /** Exactly once, unless `close` came first: the command's end; its streams may still be open. */
   exited(exit: ShimExit & { startedAt?: number | undefined; finishedAt: number }): void;
   /** Exactly once, unless `close` came first, after `exited`: the log is complete. */

@@ -75,6 +75,7 @@ function containerNeeds(
   container.ports?.forEach((port, index) => {
     if (port.host_port !== undefined) need("host_ports", `${field}.ports.${index}.host_port`);
   });
+  if (container.cdi_devices?.length) need("cdi_devices", `${field}.cdi_devices`);
   if (container.security !== undefined) containerSecurityNeeds(container.security, `${field}.security`, need);
 }
 

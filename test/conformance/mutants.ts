@@ -93,6 +93,10 @@ export const MUTANTS: Record<string, Mutant> = {
     ...spec,
     volumes: (volumes ?? []).filter(({ type }) => type !== "host_path"),
   })),
+  "create/a-device-of-nobody-is-refused": creating((spec) => ({
+    ...spec,
+    containers: spec.containers.map(({ cdi_devices: _devices, ...container }) => container),
+  })),
   "get/absent-is-not-found": {
     provider: (sound) => ({
       getPod: (id, options) =>

@@ -5,6 +5,7 @@ import type { Engine } from "../engine.ts";
 import type { LogLimits } from "./cri/logs.ts";
 import { capabilityName, CONTAINED_CAPABILITIES } from "../bundle/container-policy.ts";
 import { ALL_LINUX_CAPABILITIES } from "../bundle/bundle.ts";
+import { requireDevicePattern } from "./cri/devices.ts";
 import { CriEngine } from "./cri/engine.ts";
 import { OciEngine } from "./oci/engine.ts";
 import { DEFAULT_HOST_PORTS, parsePortRange } from "../network/host-ports.ts";
@@ -186,6 +187,19 @@ const criSchema = z
       .optional()
       .describe(
         "Unix socket of a containerd or CRI-O of this host, with its images and its network. Default: a containerd of the backend's own, which it starts and removes.",
+      ),
+    cdiDevices: z
+      .array(
+        z
+          .string()
+          .refine(
+            parsedBy(requireDevicePattern),
+            "must be the name of a CDI device such as vendor.example/gpu=0, or the start of names with * behind =, such as vendor.example/gpu=*",
+          ),
+      )
+      .optional()
+      .describe(
+        "Devices of this host that containers may have, by their names in the Container Device Interface (specifications in /etc/cdi and /var/run/cdi); * after = stands for all of a kind. Whoever may create machines may have them. Default none.",
       ),
     ...containedKeys,
     images: imagesSchema,

@@ -94,9 +94,9 @@ export class ContainerInstance implements Stoppable {
     const { work, shims, home } = this.#context;
     if (work.isClosing) return;
     this.#watch = shims.watch(this.#ref, home.socketPath(this.#ref.id), {
-      started: ({ pid, startedAt }) => {
+      started: ({ pid, startedAt, user }) => {
         if (pid !== undefined) this.#ref = { ...this.#ref, pid };
-        this.#container.commandStarted(startedAt!);
+        this.#container.commandStarted(startedAt!, user);
         this.#started.resolve(true);
       },
       exited: (exit) => work.background(this.conclude(exit)),

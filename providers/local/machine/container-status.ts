@@ -229,9 +229,10 @@ export class ContainerStatus {
   }
 
   /** Its command has been begun, at `startedAt` (wall-clock milliseconds); post_start is still to come. */
-  commandStarted(startedAt: number): void {
+  commandStarted(startedAt: number, user?: ContainerRecord["user"]): void {
     if (this.own.phase !== "starting") return;
     this.#own.phase = "running";
+    if (user !== undefined) this.#own.user = user;
     this.#shown.started_at = new Date(startedAt).toISOString();
     this.notice("Normal", "Started", "Container started");
   }

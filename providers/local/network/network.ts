@@ -170,8 +170,15 @@ export class HostNetwork {
     const { link, mac } = attachment;
     // The name says whose it is, to those who find it later. It is also kept what the machine may send as: the plugin's
     // address of the interface is in no file.
-    await ip([`link set ${made.link} down alias ${mac}`, `link set ${made.link} name ${link}`, `link set ${link} up`]);
-    await this.#admit(attachment);
+    const named = ip([
+      `link set ${made.link} down alias ${mac}`,
+      `link set ${made.link} name ${link}`,
+      `link set ${link} up`,
+    ]);
+    // The rule may come before the link has its name: it lets no other one send.
+    const works = [named, this.#admit(attachment)];
+    await Promise.allSettled(works);
+    await Promise.all(works);
     return attachment;
   }
 

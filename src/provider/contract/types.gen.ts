@@ -539,6 +539,7 @@ export interface components {
        *     | `privileged` | privileged containers |
        *     | `user_namespace` | users of the machine are none of its host's (host_users false) |
        *     | `sysctls` | kernel parameters of the machine |
+       *     | `cdi_devices` | devices of the host, by their names in the Container Device Interface |
        *     | `share_process_namespace` | one process namespace for all containers |
        *     | `resource_limits` | cpu and memory limits enforced, OOM kills reported |
        *     | `ephemeral_storage_limits` | local storage limits enforced |
@@ -930,6 +931,8 @@ export interface components {
       mounts?: components["schemas"]["Mount"][];
       /** @description Which volumes it sees as block devices, and where. Capability `volumes.block`. */
       devices?: components["schemas"]["Device"][];
+      /** @description Devices of the backend's host, by their names in its specifications of the Container Device Interface (CDI). Only what the host's owner gives to machines; another one is refused. Who else has a device is not counted. Capability `cdi_devices`. */
+      cdi_devices?: string[];
       /** @description What it listens on. */
       ports?: components["schemas"]["ContainerPort"][];
       /** @description How it is told to end. */
@@ -2227,4 +2230,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: 877ba15e81bc8bd53d82e549c81d1d56cdbf13b878cd16420f893aaafdfc910b
+// sha256 of openapi.yaml: b5844473db1f362a3c836239940da0cb94597a7a81080a273ced1a04ae5b3631

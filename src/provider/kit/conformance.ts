@@ -75,6 +75,7 @@ export const UNCHECKED: readonly Capability[] = [
   "privileged",
   "user_namespace",
   "sysctls",
+  "cdi_devices",
   "share_process_namespace",
   "ephemeral_storage_limits",
   "tty",

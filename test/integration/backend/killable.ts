@@ -13,10 +13,15 @@ export class KillableBackend {
   readonly stateDir: string;
   readonly configFile: string;
   readonly #socket: string;
+  readonly #within: readonly string[];
   #process: ChildProcess | undefined;
 
-  /** @param dir is there, and holds all of it; @param more of its configuration */
-  constructor(dir: string, more: object = {}) {
+  /**
+   * @param dir is there, and holds all of it; @param more of its configuration; @param within the start of its command
+   *   line
+   */
+  constructor(dir: string, more: object = {}, within: readonly string[] = []) {
+    this.#within = within;
     this.stateDir = join(dir, "state");
     this.configFile = join(dir, "backend.yaml");
     this.#socket = join(dir, "api");
@@ -32,8 +37,9 @@ export class KillableBackend {
 
   /** @param env beside this process's own */
   async start(env: NodeJS.ProcessEnv = {}): Promise<void> {
-    const argv = [BACKEND_PROGRAM, "backend", "--config", this.configFile];
-    this.#process = spawn(process.execPath, argv, { stdio: "ignore", env: { ...process.env, ...env } });
+    const backend = [process.execPath, BACKEND_PROGRAM, "backend", "--config", this.configFile];
+    const [program, ...argv] = [...this.#within, ...backend];
+    this.#process = spawn(program!, argv, { stdio: "ignore", env: { ...process.env, ...env } });
     await vi.waitFor(async () => expect((await this.call("GET", "/v1/info")).status).toBe(200), PATIENCE);
   }
 

@@ -103,6 +103,12 @@ describe("requiredCapabilities", () => {
     ["files", { volumes: [{ name: "v", type: "files", version: "1", files: [] }] }, "volumes.files", "volumes.0"],
     ["an image volume", { volumes: [{ name: "v", type: "image", image: "i" }] }, "volumes.image", "volumes.0"],
     ["a host path", { volumes: [{ name: "v", type: "host_path", path: "/" }] }, "volumes.host_path", "volumes.0"],
+    [
+      "a device",
+      { containers: [containerSpec({ cdi_devices: ["v.example/gpu=0"] })] },
+      "cdi_devices",
+      "containers.0.cdi_devices",
+    ],
     ["an instance type", { instance_type: "small" }, "instance_types", "instance_type"],
     ["host aliases", { hosts: [{ ip: "10.0.0.1", names: ["a"] }] }, "hosts", "hosts"],
     ["pull secrets", { registry_auth: [{ registry: "r" }] }, "registry_auth", "registry_auth"],

@@ -2,10 +2,13 @@
 import { create } from "@bufbuild/protobuf";
 import {
   type ContainerSecurity,
+  containersOf,
   type ContainerSpec,
   formatOwner,
+  isSidecar,
   type MachineSpec,
   type Mount,
+  type ResourceAmounts,
 } from "../../../../src/provider/kit/index.ts";
 import { ContainerError, type ImageConfig } from "../../engine.ts";
 import { capabilitiesOf, MASKED_PATHS, ociResources, READONLY_PATHS } from "../../bundle/bundle.ts";
@@ -40,7 +43,14 @@ export function criResources(
   { name, resources }: Pick<ContainerSpec, "name" | "resources">,
   { machine, cgroupVersion, memoryBytes }: Pick<ContainerSurroundings, "machine" | "cgroupVersion" | "memoryBytes">,
 ): LinuxContainerResources {
-  const { cpu, memory } = ociResources(resources, machine.resources, cgroupVersion) as {
+  const linux = linuxResources(ociResources(resources, machine.resources, cgroupVersion));
+  if (cgroupVersion === 2) linux.unified = { "memory.oom.group": "1" };
+  linux.oomScoreAdj = BigInt(oomScoreAdj(name, machine, memoryBytes));
+  return linux;
+}
+
+function linuxResources(oci: ReturnType<typeof ociResources>): LinuxContainerResources {
+  const { cpu, memory } = oci as {
     cpu: { shares: number; period?: number; quota?: number };
     memory?: { limit: number; swap?: number };
   };
@@ -49,9 +59,32 @@ export function criResources(
     ...(cpu.quota === undefined ? {} : { cpuPeriod: BigInt(cpu.period!), cpuQuota: BigInt(cpu.quota) }),
     ...(memory === undefined ? {} : { memoryLimitInBytes: BigInt(memory.limit) }),
     ...(memory?.swap === undefined ? {} : { memorySwapLimitInBytes: BigInt(memory.swap) }),
-    ...(cgroupVersion === 2 ? { unified: { "memory.oom.group": "1" } } : {}),
-    oomScoreAdj: BigInt(oomScoreAdj(name, machine, memoryBytes)),
   });
+}
+
+/**
+ * What a machine's containers have together, by which a runtime sizes one with a kernel of its own (Kata), without the
+ * overhead of that. A limit only where each of them, or the machine, has one.
+ * @param changed one of them, with what it is to have
+ */
+export function sandboxResources(
+  machine: MachineSpec,
+  cgroupVersion: 1 | 2,
+  changed?: Required<Pick<ContainerSpec, "name" | "resources">>,
+): LinuxContainerResources {
+  const each = containersOf(machine)
+    .filter(({ spec, kind }) => kind === "main" || isSidecar(spec, kind))
+    .map(({ spec }) => (spec.name === changed?.name ? changed.resources : spec.resources) ?? {});
+  const requests: ResourceAmounts = {};
+  const limits: ResourceAmounts = {};
+  for (const key of ["cpu_millis", "memory_bytes"] as const) {
+    requests[key] = each.reduce((sum, own) => sum + (own.requests?.[key] ?? own.limits?.[key] ?? 0), 0);
+    const own = each.map((resources) => resources.limits?.[key] ?? 0);
+    const limit = own.includes(0) ? machine.resources?.limits?.[key] : own.reduce((sum, one) => sum + one, 0);
+    if (limit !== undefined) limits[key] = limit;
+  }
+  const resources = { requests, limits };
+  return linuxResources(ociResources(resources, undefined, cgroupVersion));
 }
 
 /** @throws ContainerError for a user that a kubelet refuses, or a capability that Linux does not have */

@@ -330,7 +330,7 @@ export class RuntimeContainers implements Shims {
     const startedAt = status === undefined || status.startedAt === 0n ? undefined : toMs(status.startedAt);
     if (!watched.startedSeen && startedAt !== undefined) {
       watched.startedSeen = true;
-      events.started({ startedAt });
+      events.started({ startedAt, user: userOf(status) });
     }
     const end = await this.#endOf(watched, status);
     if (end === undefined || !isWatched()) return;
@@ -430,6 +430,14 @@ export class RuntimeContainers implements Shims {
       });
     }
   }
+}
+
+/** containerd 2.0 and newer tell. */
+function userOf(status: ContainerStatus | undefined) {
+  const user = status?.user?.linux;
+  if (user === undefined) return undefined;
+  const { uid, gid, supplementalGroups } = user;
+  return { uid: Number(uid), gid: Number(gid), supplemental_groups: supplementalGroups.map(Number) };
 }
 
 function toMs(ns: bigint): number {

@@ -2,6 +2,7 @@ import type { Clock, Logger, SharedPlaces } from "../../../../src/provider/kit/i
 import type { HostNetwork } from "../../network/network.ts";
 import type { CriClient } from "./client.ts";
 import type { RuntimeContainers } from "./containers.ts";
+import type { MachineGroups } from "./machine-groups.ts";
 import type { MachineUsers } from "./machine-users.ts";
 import type { OwnContainerd } from "./own-containerd.ts";
 
@@ -18,7 +19,8 @@ export interface CriContext {
   network: HostNetwork | undefined;
   /** Value of the backend's label. */
   backend: string;
-  cgroupRoot: string;
+  /** As the runtime says that it has them made: known before the first machine. */
+  groups: MachineGroups;
   pidsLimit: number;
   /** Bounds how many trees are measured at a time. */
   diskWalks: SharedPlaces;

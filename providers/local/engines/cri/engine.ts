@@ -3,9 +3,7 @@
  * host's, on the network that CNI gives it, or a containerd of our own on a bridge of ours. The runtime keeps images,
  * logs and exit codes; the supervisor decides.
  *
- * What it cannot do yet: CDI devices, a runtime whose
- * control groups are systemd's. A stop signal of a container's own is sent to its
- * process: containerd 2.2 sends the image's, whatever it is told.
+ * A stop signal of a container's own is sent to its process: containerd 2.2 sends the image's, whatever it is told.
  */
 import { existsSync } from "node:fs";
 import { readdir } from "node:fs/promises";
@@ -22,7 +20,7 @@ import {
   SharedPlaces,
 } from "../../../../src/provider/kit/index.ts";
 import { checkAppArmor, hasAppArmor } from "../../bundle/apparmor.ts";
-import { allMachinesPids, Cgroup, checkCgroups } from "../../bundle/cgroup.ts";
+import { allMachinesPids, checkCgroups } from "../../bundle/cgroup.ts";
 import {
   capabilityName,
   CONTAINED_CAPABILITIES,
@@ -32,6 +30,7 @@ import {
 import { checkResolvConf } from "../../bundle/host-resolv.ts";
 import { hostCapacity, machinesShare } from "../../bundle/host-reserve.ts";
 import type { Engine, HostProblem, MachineHome, Sandbox } from "../../engine.ts";
+import { findTool } from "../../host/command.ts";
 import { machineHash } from "../../host/machine-hash.ts";
 import { unmountBelow } from "../../host/mounts.ts";
 import { removeTree } from "../../host/remove-tree.ts";
@@ -49,12 +48,14 @@ import { parseSubnet } from "../../network/ipam.ts";
 import { CRI_CAPABILITIES } from "../capabilities.ts";
 import { CgroupDriver, type RuntimeHandler } from "./api.gen.js";
 import { CriClient, isUnimplemented, runtimeMessage } from "./client.ts";
+import { requireDevices } from "./devices.ts";
 import { RuntimeContainers } from "./containers.ts";
 import type { CriContext } from "./context.ts";
 import { CriImages } from "./images.ts";
 import type { PullLimits } from "../../images/pull-limits.ts";
 import { LABEL_BACKEND, LABEL_MACHINE } from "./labels.ts";
 import type { LogLimits } from "./logs.ts";
+import { machineGroups } from "./machine-groups.ts";
 import { checkMachineUsers, MachineUsers } from "./machine-users.ts";
 import { OwnContainerd } from "./own-containerd.ts";
 import { openSandbox, recoverSandbox, removeSandbox, removeSandboxes } from "./sandbox.ts";
@@ -80,6 +81,8 @@ interface CriEngineOptions {
   allowPrivileged?: boolean | undefined;
   /** Capabilities that containers may add besides the default ones, while privileged containers are off. */
   allowedCapabilities?: readonly string[] | undefined;
+  /** Devices that containers may have, by name, or by the start of names with `*` behind it. */
+  cdiDevices?: readonly string[] | undefined;
   /** Processes and threads of a machine. */
   pidsLimit?: number | undefined;
 }
@@ -160,7 +163,7 @@ export class CriEngine implements Engine {
       users: new MachineUsers(backend),
       network: this.#own && new HostNetwork({ dir: join(stateDir, "network"), ...network }),
       backend,
-      cgroupRoot: `/vmlet-${backend}`,
+      groups: machineGroups("cgroupfs", clock, backend),
       pidsLimit: options.pidsLimit ?? DEFAULT_PIDS_LIMIT,
       diskWalks: new SharedPlaces(DISK_WALKS),
     };
@@ -173,6 +176,7 @@ export class CriEngine implements Engine {
       ...(this.#policy.allowPrivileged ? (["privileged"] as const) : []),
       ...(this.#hasAppArmor ? (["apparmor"] as const) : []),
       ...(byDefault?.features?.userNamespaces === true ? (["user_namespace"] as const) : []),
+      ...((this.#options.cdiDevices ?? []).length > 0 ? (["cdi_devices"] as const) : []),
     ];
   }
 
@@ -256,23 +260,25 @@ export class CriEngine implements Engine {
   }
 
   async #checkCgroupDriver(socket: string): Promise<HostProblem[]> {
-    try {
-      const { linux } = await this.#client.runtime.runtimeConfig(
-        {},
-        this.#client.within(CHECK_MS, this.#closed.signal),
-      );
-      if (linux?.cgroupDriver !== CgroupDriver.SYSTEMD) return [];
-    } catch (thrown) {
-      if (isUnimplemented(thrown)) return [];
-      throw thrown;
-    }
+    if ((await this.#cgroupDriver()) === "cgroupfs" || findTool("busctl") !== undefined) return [];
     return [
       {
         fatal: true,
-        problem: `the runtime at ${socket} has systemd make its control groups`,
-        cure: "set its cgroup driver to cgroupfs (containerd: SystemdCgroup = false), or leave engine.socket out",
+        problem: `the runtime at ${socket} has systemd make its control groups, and busctl is not on the PATH`,
+        cure: "install the package systemd, or set the runtime's cgroup driver to cgroupfs (containerd: SystemdCgroup = false)",
       },
     ];
+  }
+
+  async #cgroupDriver(): Promise<"cgroupfs" | "systemd"> {
+    try {
+      const within = this.#client.within(CHECK_MS, this.#closed.signal);
+      const { linux } = await this.#client.runtime.runtimeConfig({}, within);
+      return linux?.cgroupDriver === CgroupDriver.SYSTEMD ? "systemd" : "cgroupfs";
+    } catch (thrown) {
+      if (isUnimplemented(thrown)) return "cgroupfs";
+      throw thrown;
+    }
   }
 
   validate(spec: MachineSpec): void {
@@ -282,18 +288,21 @@ export class CriEngine implements Engine {
         field: "security.host_users",
       });
     requireContained(spec, this.#policy);
+    requireDevices(spec, this.#options.cdiDevices ?? []);
     const { network, reservedPorts } = this.#options;
     requireHostPorts(spec, { allowed: network?.hostPorts ?? DEFAULT_HOST_PORTS, reserved: reservedPorts ?? [] });
   }
 
   async sweep(known: ReadonlySet<string>): Promise<void> {
-    const { network, cgroupRoot, users } = this.#context;
+    const { network, users, clock, backend } = this.#context;
     await network?.claim();
     network?.lookAfter(this.#options.clock, this.#options.logger);
     this.#isOpen = true;
     await network?.ensure();
     await this.#own?.start(this.#closed.signal);
     this.#handlers = (await this.#client.runtime.status({}, this.#client.within())).runtimeHandlers;
+    const groups = machineGroups(await this.#cgroupDriver(), clock, backend);
+    this.#context.groups = groups;
     this.keeper.open();
     this.#collectLater();
     const filter = { labelSelector: { [LABEL_BACKEND]: this.#context.backend } };
@@ -302,14 +311,12 @@ export class CriEngine implements Engine {
       const machine = labels[LABEL_MACHINE] ?? "";
       if (known.has(machine)) continue;
       await removeSandbox(this.#context, id);
-      await new Cgroup(join(cgroupRoot, machineHash(machine))).remove();
+      await groups.remove(machine);
     }
     await network?.sweep(known);
     await users.sweep(known);
-    const machines = new Cgroup(cgroupRoot);
     const { cpu_millis, memory_bytes } = machinesShare(this.#options.capacity, undefined, this.#options.systemReserved);
-    await machines.limit({ memory_bytes, pids: allMachinesPids() });
-    await machines.weigh(cpu_millis);
+    await groups.limitAll({ memory_bytes, pids: allMachinesPids(), cpuShareMillis: cpu_millis });
   }
 
   async open(home: MachineHome, signal: AbortSignal): Promise<Sandbox> {
@@ -321,11 +328,9 @@ export class CriEngine implements Engine {
   }
 
   async destroy({ id, dir }: MachineHome, { keepVolumes = false } = {}): Promise<void> {
-    const { network, cgroupRoot, clock, users } = this.#context;
+    const { network, groups, users } = this.#context;
     await removeSandboxes(this.#context, id, async () => await network?.detach(id));
-    const cgroup = new Cgroup(join(cgroupRoot, machineHash(id)));
-    await cgroup.kill(clock);
-    await cgroup.remove();
+    await groups.remove(id);
     await users.release(id);
     await unmountBelow(dir);
     if (!keepVolumes) return await removeTree(dir);
@@ -337,11 +342,11 @@ export class CriEngine implements Engine {
   }
 
   async memory(): Promise<{ usedBytes: number; limitBytes: number } | undefined> {
-    return await new Cgroup(this.#context.cgroupRoot).memory();
+    return await this.#context.groups.all.memory();
   }
 
   async close(): Promise<void> {
-    const { network, cgroupRoot } = this.#context;
+    const { network, groups } = this.#context;
     this.#cancelCollect?.();
     this.keeper.close();
     await this.images.close();
@@ -352,7 +357,7 @@ export class CriEngine implements Engine {
       network?.close();
       return;
     }
-    await new Cgroup(cgroupRoot).remove().catch(() => undefined);
+    await groups.removeAll().catch(() => undefined);
     await this.#own?.retire();
     await network?.remove();
   }

@@ -1,12 +1,12 @@
 /** A machine as a pod sandbox, in the words of CRI: pure, and the same for the same machine each time. */
-import { dirname, join } from "node:path";
+import { dirname } from "node:path";
 import { containersOf } from "../../../../src/provider/kit/index.ts";
+import { cgroupVersion } from "../../bundle/cgroup.ts";
 import { kernelHostname } from "../../bundle/host-files.ts";
 import type { MachineHome } from "../../engine.ts";
-import { machineHash } from "../../host/machine-hash.ts";
 import { containerPorts } from "../../network/host-ports.ts";
 import { Protocol, SecurityProfile_ProfileType, type UserNamespace } from "./api.gen.js";
-import { namespaces } from "./container-config.ts";
+import { namespaces, sandboxResources } from "./container-config.ts";
 import type { CriContext } from "./context.ts";
 import { LABEL_BACKEND, LABEL_MACHINE } from "./labels.ts";
 
@@ -21,7 +21,7 @@ export function machineLabels({ backend }: Pick<CriContext, "backend">, id: stri
 
 /** @param users of the machine, when they are not the host's */
 export function sandboxConfig(context: CriContext, { id, spec, dir }: MachineHome, users: UserNamespace | undefined) {
-  const { cgroupRoot, network } = context;
+  const { groups, network } = context;
   return {
     metadata: { name: id, uid: id, namespace: NAMESPACE, attempt: 0 },
     hostname: kernelHostname(spec, id),
@@ -40,7 +40,8 @@ export function sandboxConfig(context: CriContext, { id, spec, dir }: MachineHom
               : [{ protocol: PROTOCOLS[protocol], containerPort: port, hostPort: host_port, hostIp: host_ip ?? "" }],
           ),
     linux: {
-      cgroupParent: join(cgroupRoot, machineHash(id)),
+      cgroupParent: groups.parentOf(id),
+      resources: sandboxResources(spec, cgroupVersion()),
       sysctls: Object.fromEntries((spec.security?.sysctls ?? []).map(({ name, value }) => [name, value])),
       securityContext: {
         // The runtime admits privileged containers to such a sandbox only.

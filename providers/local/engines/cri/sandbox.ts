@@ -8,14 +8,13 @@
  * All else the runtime keeps, and is found there by labels.
  */
 import type { MessageInitShape } from "@bufbuild/protobuf";
-import { mkdir } from "node:fs/promises";
+import { mkdir, readFile } from "node:fs/promises";
 import { totalmem } from "node:os";
 import { dirname, join, relative } from "node:path";
 import { type Duplex, PassThrough } from "node:stream";
 import {
   type ContainerResources,
   containersOf,
-  type MachineStats,
   type ProcessStreams,
   ProviderError,
   type StreamOptions,
@@ -41,7 +40,6 @@ import {
   type ShimExit,
 } from "../../engine.ts";
 import { dialTcp } from "../../host/dial.ts";
-import { machineHash } from "../../host/machine-hash.ts";
 import { unmountBelow } from "../../host/mounts.ts";
 import { removeTree } from "../../host/remove-tree.ts";
 import { TreeMeter } from "../../host/tree-use.ts";
@@ -64,6 +62,8 @@ import { LOG_LINK, prepareLog } from "./logs.ts";
 import { usersOf } from "./machine-users.ts";
 import { machineLabels, sandboxConfig } from "./sandbox-config.ts";
 import { interfacesOf, isRunning, networkNamespace, sandboxInfo } from "./sandbox-info.ts";
+import { resizeContainer } from "./resize.ts";
+import { containerSamples, layerInodes, networkSample } from "./samples.ts";
 import { commandStreams } from "./streams.ts";
 
 /** The runtime waits so long before it kills by itself: never, for it is we who decide that. */
@@ -77,13 +77,13 @@ const HELD_BACK_MS = 1_000;
 const QUICK_CALL_MS = 10_000;
 
 export async function openSandbox(context: CriContext, home: MachineHome, signal: AbortSignal): Promise<CriSandbox> {
-  const { client, cgroupRoot, pidsLimit, network } = context;
+  const { client, groups, pidsLimit, network } = context;
   const { spec, dir, id } = home;
   await mkdir(dir, { recursive: true, mode: 0o755 });
   const etc = join(dir, "etc");
   await mkdir(etc, { recursive: true, mode: 0o755 });
   await network?.ensure();
-  await new Cgroup(join(cgroupRoot, machineHash(id))).limit({ ...sharedLimits(spec), pids: pidsLimit });
+  await groups.limit(id, { ...sharedLimits(spec), pids: pidsLimit });
   const users = spec.security?.host_users === false ? await context.users.take(id) : undefined;
   const config = sandboxConfig(context, home, users);
   const [{ podSandboxId }] = await together([
@@ -108,7 +108,7 @@ export async function openSandbox(context: CriContext, home: MachineHome, signal
     await network.openHostPorts(id, containerPorts(spec));
   };
   await together([attach(), writeHosts(etc, spec, address)]);
-  return new CriSandbox(context, home, podSandboxId, { addresses, users });
+  return new CriSandbox(context, home, podSandboxId, { addresses, users, isNew: true });
 }
 
 /** All of it to its end, also when some of it fails: what is made late could not be cleared away. */
@@ -192,6 +192,9 @@ class CriSandbox implements Sandbox {
   readonly #id: string;
   readonly #users: UserNamespace | undefined;
   readonly #meter: TreeMeter;
+  readonly #isNew: boolean;
+  /** Names of containers of which there may be an instance, where the sandbox is new. */
+  readonly #launched = new Set<string>();
   readonly #resolveLost: (loss: SandboxLoss) => void;
   readonly #unwatch: () => void;
   /** Ends what is under way here. */
@@ -203,12 +206,17 @@ class CriSandbox implements Sandbox {
     context: CriContext,
     home: MachineHome,
     id: string,
-    { addresses, users }: { addresses: readonly string[]; users: UserNamespace | undefined },
+    {
+      addresses,
+      users,
+      isNew = false,
+    }: { addresses: readonly string[]; users: UserNamespace | undefined; isNew?: boolean },
   ) {
     this.#context = context;
     this.#home = home;
     this.#id = id;
     this.#users = users;
+    this.#isNew = isNew;
     this.addresses = addresses;
     this.#meter = new TreeMeter(context.clock, context.diskWalks, tenantOf(home.spec.labels));
     const { promise, resolve } = Promise.withResolvers<SandboxLoss>();
@@ -229,7 +237,7 @@ class CriSandbox implements Sandbox {
       targetId: launch.target === undefined ? undefined : await containers.find(launch.target),
       users: this.#users,
     });
-    const [mounts] = await together([this.#mounts(launch), prepareLog(dir), this.#removeEnded(launch)]);
+    const [mounts] = await together([this.#mounts(launch), prepareLog(dir), this.#removeFormer(launch)]);
     const config: MessageInitShape<typeof ContainerConfigSchema> = {
       metadata: { name, attempt },
       image: { image: image.location, userSpecifiedImage: spec.image },
@@ -238,6 +246,7 @@ class CriSandbox implements Sandbox {
       workingDir: spec.working_dir ?? "",
       envs: (spec.env ?? []).map(({ name, value }) => ({ key: name, value: Buffer.from(value) })),
       mounts,
+      CDIDevices: (spec.cdi_devices ?? []).map((device) => ({ name: device })),
       labels: {
         ...machineLabels(this.#context, this.#home.id),
         [LABEL_CONTAINER]: name,
@@ -261,21 +270,18 @@ class CriSandbox implements Sandbox {
         return await create();
       });
       containers.made(launch, containerId);
-      const user = (await containers.status(containerId))?.user?.linux;
-      return {
-        runtimeId: containerId,
-        ...(user !== undefined && {
-          user: {
-            uid: Number(user.uid),
-            gid: Number(user.gid),
-            supplemental_groups: user.supplementalGroups.map(Number),
-          },
-        }),
-      };
+      return { runtimeId: containerId };
     } catch (thrown) {
       await this.#removePrepared(launch);
       throw new ContainerError("CreateContainerError", runtimeMessage(thrown), { cause: thrown });
     }
+  }
+
+  /** In a sandbox that was made here and now, a container's first instance has none before it. */
+  async #removeFormer(launch: ContainerLaunch): Promise<void> {
+    const { name } = launch;
+    if (this.#isNew && !this.#launched.has(name)) this.#launched.add(name);
+    else await this.#removeEnded(launch);
   }
 
   /** Instances before this one whose end has been told; and what a call that was cut short has left of this one. */
@@ -326,13 +332,14 @@ class CriSandbox implements Sandbox {
 
   /** @returns false when the runtime's container is no process of this host */
   async #signalProcess(containerId: string, signal: number): Promise<boolean> {
-    const { client, cgroupRoot } = this.#context;
+    const { client } = this.#context;
     const asked = { containerId, verbose: true };
     const { info } = await client.runtime.containerStatus(asked, client.within(QUICK_CALL_MS, this.#signal));
     const { pid } = JSON.parse(info["info"] ?? "{}") as { pid?: number };
-    const cgroup = new Cgroup(join(cgroupRoot, machineHash(this.#home.id), containerId));
-    // The pid may have gone to another process since: the control group tells.
-    if (pid === undefined || !(await cgroup.processes()).includes(pid)) return false;
+    if (pid === undefined) return false;
+    // The pid may have gone to another process since: its control group tells, which is named after the container.
+    const groups = await readFile(`/proc/${pid}/cgroup`, "latin1").catch(() => "");
+    if (!groups.includes(containerId)) return false;
     process.kill(pid, signal);
     return true;
   }
@@ -448,23 +455,9 @@ class CriSandbox implements Sandbox {
 
   async stats(containers: readonly ContainerRef[]): Promise<SandboxStats> {
     const sample = await this.#sample();
-    const network = this.#network(sample);
+    const network = networkSample(sample);
     return {
-      containers: containers.flatMap(({ name, id }) => {
-        const own = sample?.linux?.containers.find(({ attributes }) => attributes?.labels[LABEL_INSTANCE] === id);
-        if (own?.memory === undefined) return [];
-        const { memory, cpu, writableLayer } = own;
-        return [
-          {
-            name,
-            cpu_usage_ns_total: Number(cpu?.usageCoreNanoSeconds?.value ?? 0n),
-            memory_working_set_bytes: Number(memory.workingSetBytes?.value ?? 0n),
-            memory_usage_bytes: Number(memory.usageBytes?.value ?? 0n),
-            memory_rss_bytes: Number(memory.rssBytes?.value ?? 0n),
-            fs_used_bytes: Number(writableLayer?.usedBytes?.value ?? 0n),
-          },
-        ];
-      }),
+      containers: containerSamples(sample, containers),
       volumes: await volumeStats(this.#home, this.#meter),
       ...(network === undefined ? {} : { network }),
     };
@@ -476,23 +469,13 @@ class CriSandbox implements Sandbox {
     return (await client.runtime.podSandboxStats(asked, client.within(QUICK_CALL_MS, this.#signal))).stats;
   }
 
-  #network(sample: PodSandboxStats | undefined): MachineStats["network"] {
-    const counted = sample?.linux?.network?.defaultInterface;
-    if (counted === undefined) return undefined;
-    return { rx_bytes: Number(counted.rxBytes?.value ?? 0n), tx_bytes: Number(counted.txBytes?.value ?? 0n) };
-  }
-
   async inodes(containers: readonly ContainerRef[]): Promise<SandboxInodes> {
     const sample = await this.#sample();
-    const layers = containers.map(({ name, id }) => {
-      const own = sample?.linux?.containers.find(({ attributes }) => attributes?.labels[LABEL_INSTANCE] === id);
-      return [name, Number(own?.writableLayer?.inodesUsed?.value ?? 0n)] as const;
-    });
-    return { containers: new Map(layers), volumes: await volumeInodes(this.#home, this.#meter) };
+    return { containers: layerInodes(sample, containers), volumes: await volumeInodes(this.#home, this.#meter) };
   }
 
   async processes(): Promise<number> {
-    return (await new Cgroup(join(this.#context.cgroupRoot, machineHash(this.#home.id))).processes()).length;
+    return (await new Cgroup(this.#context.groups.parentOf(this.#home.id)).processes()).length;
   }
 
   async applyFiles(volume: Extract<Volume, { type: "files" }>): Promise<void> {
@@ -508,11 +491,8 @@ class CriSandbox implements Sandbox {
       throw new ProviderError("conflict", `memory limit ${limit} is below what the container uses now (${used})`, {
         field: "resources.limits.memory_bytes",
       });
-    const linux = criResources({ name: container.name, resources }, this.#host);
-    // What has no limit any more has to be told so.
-    if (linux.cpuQuota === 0n) linux.cpuQuota = -1n;
-    if (linux.memoryLimitInBytes === 0n) linux.memoryLimitInBytes = -1n;
-    await client.runtime.updateContainerResources({ containerId, linux }, client.within(QUICK_CALL_MS, this.#signal));
+    const asked = { podSandboxId: this.#id, containerId, name: container.name, resources };
+    await resizeContainer(client, asked, { host: this.#host, signal: this.#signal });
   }
 
   async close(): Promise<void> {

@@ -131,6 +131,15 @@ export const LIFECYCLE_CHECKS: readonly Check[] = [
     },
   },
   {
+    name: "create/a-device-of-nobody-is-refused",
+    why: "A pod that runs without the device that it asked for computes for days on what it was not to run on.",
+    async run(context: CheckContext) {
+      const [container] = context.spec("true").containers;
+      const containers = [{ ...container!, cdi_devices: ["conformance.vmlet.dev/none=none"] }];
+      await context.expectCode(context.create("true", { containers }), "unsupported", "a device that is nobody's");
+    },
+  },
+  {
     name: "get/absent-is-not-found",
     why: "It is the only proof that a machine does not exist; without it the agent waits for ever.",
     async run(context: CheckContext) {
