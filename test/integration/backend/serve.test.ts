@@ -5,6 +5,7 @@ import { once } from "node:events";
 import { connect } from "node:tls";
 import { beforeEach, describe, expect, onTestFinished, test } from "vitest";
 import { parseFile } from "../../../src/config/load.ts";
+import { collectingLogger } from "../../support/collecting-logger.ts";
 import { silentLogger, type Logger } from "../../../src/telemetry/logger.ts";
 import { type Clock, systemClock } from "../../../src/util/clock.ts";
 import { startBackend } from "../../../providers/local/backend.ts";
@@ -40,6 +41,21 @@ test("with a token file, only its tokens are let in", async () => {
   expect([await status(url), await status(url, "three"), await status(url, "one"), await status(url, "two")]).toEqual([
     401, 401, 200, 200,
   ]);
+});
+
+test.each([
+  ["that is not there", "none", "ENOENT"],
+  ["that is empty", "empty", "it is empty"],
+])("a token file %s lets nobody in, which is told at the start", async (_, name, fault) => {
+  writeFileSync(join(dir, "empty"), "");
+  const logger = collectingLogger();
+  const { url } = await serve(`tokenFile: ${dir}/${name}`, logger);
+  expect([await status(url), await status(url, ""), await status(url, "one")]).toEqual([401, 401, 401]);
+  expect(logger.lines).toContainEqual({
+    level: "warn",
+    message: "This file holds no bearer token, so it lets no client in",
+    fields: expect.objectContaining({ path: `${dir}/${name}`, fault: expect.stringContaining(fault) }),
+  });
 });
 
 test("a token file that has changed is read again without a restart", async () => {
