@@ -35,12 +35,22 @@ export class Judge {
   readonly #clock: Clock;
   readonly #allowLoopback: boolean;
   readonly #onInvalid: (reason: InvalidReason) => void;
+  readonly #onMachine: (machine: Machine) => void;
 
-  /** @param options.onInvalid told of each thing that is not believed, or not as it stands */
-  constructor(options: { clock: Clock; allowLoopback: boolean; onInvalid: (reason: InvalidReason) => void }) {
+  /**
+   * @param options.onInvalid told of each thing that is not believed, or not as it stands
+   * @param options.onMachine told of each machine that is
+   */
+  constructor(options: {
+    clock: Clock;
+    allowLoopback: boolean;
+    onInvalid: (reason: InvalidReason) => void;
+    onMachine?: ((machine: Machine) => void) | undefined;
+  }) {
     this.#clock = options.clock;
     this.#allowLoopback = options.allowLoopback;
     this.#onInvalid = options.onInvalid;
+    this.#onMachine = options.onMachine ?? (() => {});
   }
 
   /**
@@ -52,7 +62,9 @@ export class Judge {
       if (fault !== undefined) throw fault;
       upgrade("Machine", value);
       const machine = tameMachine(believe("Machine", value), this.#rules());
-      return this.#carries(machine.labels, labels) ? { machine } : undefined;
+      if (!this.#carries(machine.labels, labels)) return undefined;
+      this.#onMachine(machine);
+      return { machine };
     } catch (thrown) {
       if (!(thrown instanceof InvalidReplyError)) throw thrown;
       this.#onInvalid(thrown.reason);

@@ -9,6 +9,7 @@ import {
   type DeleteOptions,
   CAPABILITIES,
   type Capability,
+  type Exchange,
   type LogLine,
   type LogOptions,
   type Machine,
@@ -37,6 +38,7 @@ import { isRecord, tryParse, type Parsed } from "./json.ts";
 import { upgrade } from "./last-release.ts";
 import { isTooLarge, MachineLists, readItems } from "./lists.ts";
 import { DEFAULT_LIMITS, type HttpVmLimits, type HttpVmOptions } from "./options.ts";
+import { PodNames } from "./pod-names.ts";
 import { openPort, openProcess } from "./streams.ts";
 import { HttpVmVolumes } from "./volumes.ts";
 import { believe, parseReply, plainText, requireValid, tameTexts } from "./validate.ts";
@@ -49,16 +51,20 @@ export class HttpVmProvider implements Provider {
   readonly #judge: Judge;
   readonly #lists: MachineLists;
   readonly volumes: VolumeProvider;
+  readonly #pods = new PodNames();
 
   /** @throws TypeError when the url cannot be used */
   constructor(options: HttpVmOptions & { limits?: Partial<HttpVmLimits> | undefined }) {
     this.name = options.name ?? "http-vm";
-    this.#client = new MachineApiClient(options);
+    const { onExchange } = options;
+    const seen = onExchange && ((exchange: Exchange) => onExchange({ ...exchange, pod: this.#pods.of(exchange.path) }));
+    this.#client = new MachineApiClient({ ...options, onExchange: seen });
     this.#limits = { ...DEFAULT_LIMITS, ...options.limits };
     this.#judge = new Judge({
       clock: this.#client.clock,
       allowLoopback: this.#client.target.isLoopback,
       onInvalid: (reason) => this.#client.countInvalid(reason),
+      onMachine: onExchange && (({ id, labels }) => this.#pods.remember(id, labels)),
     });
     this.#lists = new MachineLists(this.#client, this.#judge, this.#limits);
     this.volumes = new HttpVmVolumes(this.#client, this.#judge, this.#limits);
@@ -88,6 +94,7 @@ export class HttpVmProvider implements Provider {
    */
   async createPod(id: string, spec: MachineSpec, { signal }: CallOptions): Promise<Machine> {
     requireValid(violation("request", "MachineSpec", spec) ?? specExcess(spec));
+    this.#pods.remember(id, spec.labels);
     return await this.#machine(id, { method: "PUT", path: machinePath(id), body: spec, signal });
   }
 

@@ -32,6 +32,7 @@ export async function createProvider(
             burst: 2 * config.requestsPerSecond,
           },
           ...collaborators,
+          onExchange: (exchange) => collaborators.logger.debug(exchange, "Request to the backend"),
         });
       } catch (thrown) {
         throw new ConfigError(`provider.url: ${toError(thrown).message}`, { cause: thrown });

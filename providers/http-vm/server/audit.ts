@@ -124,7 +124,7 @@ export class CallAudit {
 }
 
 /** A line waits no longer for the machine's labels. */
-const LOOKUP_MS = 5_000;
+export const LOOKUP_MS = 5_000;
 
 function decoded(segment: string): string {
   try {

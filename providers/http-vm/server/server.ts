@@ -26,7 +26,8 @@ import {
   urlOf,
   whileConnected,
 } from "../../../src/provider/kit/index.ts";
-import { CallAudit } from "./audit.ts";
+import { machineOf, PodNames } from "../pod-names.ts";
+import { CallAudit, LOOKUP_MS } from "./audit.ts";
 import { Bodies } from "./bodies.ts";
 import { type Caller, Clients } from "./clients.ts";
 import { asProviderError, isTold, renderError, requestIdOf } from "./http.ts";
@@ -55,6 +56,7 @@ export class MachineApiServer {
   readonly #connections: Connections;
   readonly #streams: StreamRoutes;
   readonly #bodies: Bodies;
+  readonly #pods = new PodNames();
   /** Ends what only waits; then, after the grace, everything. */
   readonly #closing = new AbortController();
   readonly #closed = new AbortController();
@@ -174,10 +176,22 @@ export class MachineApiServer {
     }
     if (!request.complete) request.resume();
     const durationMs = Math.round(this.#context.clock.monotonic() - startedAt);
+    const path = loggedPath(request);
+    const pod = caller && (await this.#podOf(path, audited?.labels));
     this.#logger.debug(
-      { requestId, method: request.method, path: loggedPath(request), status: response.statusCode, durationMs },
+      { requestId, method: request.method, path, status: response.statusCode, durationMs, pod },
       "Request served",
     );
+  }
+
+  /** A machine that is not known yet is looked up, once. A stranger is not to make the provider work. */
+  async #podOf(path: string, labels: Readonly<Record<string, string>> | undefined): Promise<string | undefined> {
+    const id = machineOf(path);
+    if (id === undefined || this.#pods.of(path) !== undefined) return this.#pods.of(path);
+    const signal = AbortSignal.any([this.#closed.signal, AbortSignal.timeout(LOOKUP_MS)]);
+    const known = labels ?? (await this.#context.provider.getPod(id, { signal }).catch(() => undefined))?.labels;
+    this.#pods.remember(id, known ?? {});
+    return this.#pods.of(path);
   }
 
   /**

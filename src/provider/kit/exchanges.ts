@@ -9,6 +9,8 @@ export interface Exchange {
   status?: number | undefined;
   requestId?: string | undefined;
   durationMs: number;
+  /** `namespace/name` of the pod whose machine it is about, if that is known. */
+  pod?: string | undefined;
   /** Why no reply came. */
   error?: string | undefined;
 }

@@ -42,6 +42,7 @@ export {
   formatOwner,
   LABEL_CLUSTER,
   LABEL_NAMESPACE,
+  LABEL_POD,
   LABEL_NODE,
   ownerLabels,
   tenantOf,
