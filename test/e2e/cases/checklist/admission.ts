@@ -218,8 +218,25 @@ export const admissionCases: readonly ChecklistCase[] = [
       const name = `rc-${pods.namespace}`;
       await env.client.create("/apis/node.k8s.io/v1/runtimeclasses", { metadata: { name }, handler: "unheard-of" });
       await create("handled", { runtimeClassName: name, containers: [shell("main", serve)] });
-      await untilEvent("handled", "FailedCreatePodSandBox", /unheard-of/);
+      await untilEvent("handled", "FailedCreatePodSandBox", /no runtime for "unheard-of" is configured/);
       expect((await pods.get("handled")).status.phase).toBe("Pending");
+    },
+  },
+  {
+    ids: ["R05"],
+    name: "a RuntimeClass whose handler the node has runs the pod, with the overhead of the class",
+    async run({ env, create, pods, shell }) {
+      const name = `has-${pods.namespace}`;
+      const { status } = await env.client.get(`/api/v1/nodes/${env.nodeName}`);
+      // Of the backend's runtime, where it has several; else the one that the node's configuration names.
+      const handler = status.runtimeHandlers?.find((each: Json) => each.name)?.name ?? "known";
+      const overhead = { podFixed: { cpu: "10m", memory: "8Mi" } };
+      await env.client.create("/apis/node.k8s.io/v1/runtimeclasses", { metadata: { name }, handler, overhead });
+      const resources = { limits: { cpu: "200m", memory: "64Mi" } };
+      await create("handled", { runtimeClassName: name, containers: [shell("main", serve, { resources })] });
+      const pod = await pods.untilReady("handled");
+      expect(pod.spec.overhead).toEqual(overhead.podFixed);
+      expect(containerStatus(pod, "main")).toMatchObject({ restartCount: 0, ready: true });
     },
   },
   {
