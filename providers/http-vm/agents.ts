@@ -1,7 +1,7 @@
 /** The connections to one backend: kept ones for calls, and one of its own for each stream. */
 import { Agent as HttpAgent, type AgentOptions } from "node:http";
 import { Agent as HttpsAgent } from "node:https";
-import type { Socket } from "node:net";
+import { Socket } from "node:net";
 import type { Duplex } from "node:stream";
 import { type Clock, ProviderError, toError, unlessAborted } from "../../src/provider/kit/index.ts";
 import type { Credentials } from "./credentials.ts";
@@ -33,8 +33,10 @@ export function createAgents(options: {
   clock: Clock;
   /** Another way to the backend than its address. */
   dial: Dial | undefined;
+  /** Whether what was dialled is used for more than one call. */
+  keepDialled: boolean;
 }): Agents {
-  const { isTls, maxSockets, connectMs, clock, dial } = options;
+  const { isTls, maxSockets, connectMs, clock, dial, keepDialled } = options;
   const { ca, cert, key } = options.credentials;
   const tls = { minVersion: "TLSv1.2" as const, ca, cert, key };
   const create = (pool: AgentOptions): HttpAgent => (isTls ? new HttpsAgent({ ...pool, ...tls }) : new HttpAgent(pool));
@@ -48,6 +50,8 @@ export function createAgents(options: {
   const streams = create({ keepAlive: false });
   if (dial !== undefined) {
     for (const agent of [calls, streams]) dialWith(agent, { dial, connectMs, clock });
+    // Elsewhere, what is at the other end may change with every call.
+    if (!keepDialled) calls.keepSocketAlive = () => false;
     return { calls, streams };
   }
   limitAge(calls, clock);
@@ -60,17 +64,24 @@ export function createAgents(options: {
   return { calls, streams };
 }
 
-/** Its connections come from `dial`, and each is for one call: what is at the other end may change with every one. */
+/** Its connections come from `dial`. */
 function dialWith(agent: HttpAgent, options: { dial: Dial; connectMs: number; clock: Clock }): void {
   agent.createConnection = (_options, callback) => {
     const answer = async () => {
       const { stream, error = null } = await dialWithin(options);
-      callback?.(error, stream!);
+      callback?.(error, stream === undefined ? stream! : asSocket(stream));
     };
     void answer();
     return undefined;
   };
-  agent.keepSocketAlive = () => false;
+}
+
+/** With the functions of a socket that HTTP calls; deadlines are kept elsewhere. */
+function asSocket(stream: Duplex): Duplex {
+  if (stream instanceof Socket) return stream;
+  const nothing = () => stream;
+  const functions = ["setTimeout", "setNoDelay", "setKeepAlive", "ref", "unref"];
+  return Object.assign(stream, Object.fromEntries(functions.map((name) => [name, nothing])));
 }
 
 /** Never rejects. */

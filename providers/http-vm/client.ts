@@ -53,6 +53,7 @@ export class MachineApiClient {
   readonly #credentials: CredentialStore;
   readonly #maxSockets: number;
   readonly #dial: Dial | undefined;
+  readonly #keepDialled: boolean;
   readonly #onExchange: HttpVmOptions["onExchange"];
   readonly #onInvalidReply: (reason: InvalidReason) => void;
   readonly #idPrefix = randomBytes(6).toString("hex");
@@ -69,6 +70,7 @@ export class MachineApiClient {
     this.pacing = new Pacing(pacing, this.clock);
     this.#maxSockets = pacing.concurrency;
     this.#dial = options.dial;
+    this.#keepDialled = options.keepDialled ?? false;
     this.#credentials = new CredentialStore(options.credentials ?? {}, this.clock);
     this.#onExchange = options.onExchange;
     this.#onInvalidReply = options.onInvalidReply ?? (() => {});
@@ -292,6 +294,7 @@ export class MachineApiClient {
       connectMs: this.deadlines.connectMs,
       clock: this.clock,
       dial: this.#dial,
+      keepDialled: this.#keepDialled,
     });
     this.#agents = { for: credentials, agents };
     previous?.calls.destroy();

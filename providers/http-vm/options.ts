@@ -25,6 +25,8 @@ export interface HttpVmOptions {
   name?: string | undefined;
   /** Opens a byte stream to the backend, where it has no address. The url then says only how it is spoken to. */
   dial?: Dial | undefined;
+  /** What `dial` opened reaches the same backend for as long as it is open, and is kept for further calls. */
+  keepDialled?: boolean | undefined;
   credentials?: CredentialFiles | undefined;
   /** Plain HTTP beyond loopback shows every secret of every pod to the network. For experiments. */
   allowPlainHttp?: boolean | undefined;

@@ -1,5 +1,5 @@
 import { createConnection } from "node:net";
-import { PassThrough, type Duplex } from "node:stream";
+import { Duplex, PassThrough } from "node:stream";
 import { afterEach, describe, expect, test } from "vitest";
 import { HttpVmProvider, MachineApiServer } from "../../../providers/http-vm/index.ts";
 import { MemoryProvider } from "../../../providers/memory/index.ts";
@@ -33,8 +33,12 @@ async function backend(): Promise<() => Promise<Duplex>> {
     });
 }
 
-function provider(dial: (signal: AbortSignal) => Promise<Duplex>, clock?: VirtualClock): HttpVmProvider {
-  const opened = new HttpVmProvider({ url: "http://localhost", dial, clock });
+function provider(
+  dial: (signal: AbortSignal) => Promise<Duplex>,
+  clock?: VirtualClock,
+  keepDialled = false,
+): HttpVmProvider {
+  const opened = new HttpVmProvider({ url: "http://localhost", dial, clock, keepDialled });
   cleanups.push(() => opened.close());
   return opened;
 }
@@ -55,6 +59,29 @@ describe("a backend that is dialled", () => {
     expect(await process.exit).toEqual({ exitCode: 3 });
     expect(await opened.getPod("m", { signal })).toMatchObject({ state: "running" });
     expect(dialled).toBe(3);
+  });
+
+  test("may be behind any stream of bytes", async () => {
+    const dial = await backend();
+    const opened = provider(async () => {
+      const socket = await dial();
+      return Duplex.from({ readable: socket, writable: socket });
+    });
+    await opened.createPod("m", machineSpec({ containers: [script("sleep 3600")] }), { signal });
+    expect(await opened.getPod("m", { signal })).toMatchObject({ id: "m" });
+  });
+
+  test("answers further calls on a connection that may be kept", async () => {
+    const dial = await backend();
+    let dialled = 0;
+    const counted = async () => {
+      dialled++;
+      const socket = await dial();
+      return Duplex.from({ readable: socket, writable: socket });
+    };
+    const opened = provider(counted, undefined, true);
+    for (let i = 0; i < 3; i++) await opened.getInfo({ signal });
+    expect(dialled).toBe(1);
   });
 
   test("is unavailable when it cannot be dialled", async () => {
