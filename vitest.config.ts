@@ -6,7 +6,7 @@ import { defineConfig } from "vitest/config";
 process.env["NODE_COMPILE_CACHE"] ??= join(import.meta.dirname, "node_modules/.cache/vmlet-test");
 
 /** What needs root and tools of the host, engines above all; these suites live beside the other integration tests. */
-const ENGINES = ["oci/**/*", "cri/**/*", "vm/**/*", "*/oci", "*/cri", "kube/dead-line"].map(
+const ENGINES = ["oci/**/*", "cloud/**/*", "cri/**/*", "vm/**/*", "*/oci", "*/cri", "kube/dead-line"].map(
   (path) => `test/integration/${path}.test.ts`,
 );
 

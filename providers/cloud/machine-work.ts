@@ -424,10 +424,7 @@ export class MachineWork {
 /** Labels of VMs. */
 export const SCOPE_LABEL = "vmlet-scope";
 export const MACHINE_LABEL = "vmlet-machine";
-/**
- * Another for each order: what is meant for one VM reaches no other of its name.
- * @internal
- */
+/** Another for each order: what is meant for one VM reaches no other of its name. */
 export const BIRTH_LABEL = "vmlet-birth";
 
 /** A guest may have it, or may come to have it. */

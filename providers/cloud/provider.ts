@@ -443,6 +443,12 @@ export class CloudProvider implements Provider {
 const dialledGuest =
   (cloud: VmCloud, clock: Clock): OpenGuest =>
   (vm) =>
-    new HttpVmProvider({ url: "http://localhost", dial: (signal) => cloud.dial(vm, { signal }), clock });
+    new HttpVmProvider({
+      url: "http://localhost",
+      dial: (signal) => cloud.dial(vm, { signal }),
+      // Of this very VM, for as long as it is open.
+      keepDialled: true,
+      clock,
+    });
 
 const lacks = (what: string) => new ProviderError("unsupported", `the guest has no ${what}`);

@@ -10,6 +10,7 @@ import {
   ConfigError,
   followFiles,
   type Logger,
+  type Provider,
   type Reloadable,
   toError,
 } from "../../src/provider/kit/index.ts";
@@ -41,6 +42,8 @@ interface BackendOptions {
   version: string;
   /** Who starts it has said already that plain processes are not isolated. */
   isForDevelopment?: boolean | undefined;
+  /** What is served of the machines, in place of all. */
+  serve?: ((provider: LocalProvider) => Provider) | undefined;
 }
 
 export interface RunningBackend {
@@ -111,7 +114,7 @@ export async function startBackend(config: BackendConfig, options: BackendOption
     const { listen } = config;
     const tls = config.tls && (await followTls(config.tls, options));
     const server = new MachineApiServer({
-      provider,
+      provider: options.serve?.(provider) ?? provider,
       logger,
       clock,
       auth: authOf(config, logger),

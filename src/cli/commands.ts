@@ -55,6 +55,14 @@ const commands: CommandTable = {
     build: async () => (await import("./machine-logs.ts")).logsCommand(),
   },
   backend: { summary: "run the reference backend", build: async () => (await import("./backend.ts")).backendCommand() },
+  guest: {
+    summary: "serve the one machine of a cloud's VM, inside of it",
+    build: async () => (await import("./guest.ts")).guestCommand(),
+  },
+  cloud: {
+    summary: "make the image of which a cloud's VMs are",
+    build: async () => (await import("./cloud.ts")).cloudCommand(),
+  },
   config: {
     summary: "begin a configuration file, and explain its fields",
     build: async () => (await import("./config.ts")).configCommand(),

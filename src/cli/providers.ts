@@ -45,6 +45,10 @@ export async function createProvider(
         stages: { creatingMs: parseDuration(config.startDelay) },
       });
     }
+    case "cloud": {
+      const { createCloudProvider } = await import("./cloud-provider.ts");
+      return createCloudProvider(config, collaborators);
+    }
     case "module":
       return createModuleProvider(config.module, config.options);
   }

@@ -8,6 +8,7 @@ export async function exposedSecrets(config: AgentConfig): Promise<string[]> {
     ...config.nodes.flatMap(({ provider, kubelet }) => [
       kubelet.keyFile,
       ...(provider.type === "http-vm" ? [provider.tokenFile, provider.keyFile] : []),
+      ...(provider.type === "cloud" ? [provider.cloud.keyFile] : []),
     ]),
   ]);
   const exposed: string[] = [];

@@ -160,7 +160,58 @@ const moduleSchema = z.strictObject({
   options: z.record(z.string(), z.unknown()).default({}).describe("Passed to createProvider as it stands."),
 });
 
-export const providerSchema = z.discriminatedUnion("type", [httpVmSchema, memorySchema, moduleSchema]);
+const incusSchema = z
+  .strictObject({
+    type: z.literal("incus"),
+    url: z
+      .string()
+      .regex(/^(https:\/\/[^/@]+\/?|unix:\/.*)$/, "must be https://host:8443 or unix:///var/lib/incus/unix.socket")
+      .describe("An Incus server, or any member of a cluster: https://host:8443 or unix:///path."),
+    caFile: z.string().optional().describe("The server's (cluster's) own certificate, or the CA that signed it (PEM)."),
+    certFile: z.string().optional().describe("Client certificate that the server trusts (PEM)."),
+    keyFile: z.string().optional().describe("Its key (PEM)."),
+    project: z.string().min(1).default("default").describe("Project that holds the VMs, and what is known of them."),
+    instanceType: z
+      .enum(["container", "virtual-machine"])
+      .default("virtual-machine")
+      .describe("What a VM is there. Containers share their host's kernel."),
+    image: z
+      .string()
+      .min(1)
+      .default("vmlet-guest")
+      .describe("Alias or fingerprint of the image that `vmlet cloud image` has brought."),
+    storagePool: z.string().min(1).default("default").describe("Pool of the VMs' disks."),
+    network: z.string().min(1).describe("Network that the VMs are on; their addresses on it are their pods'."),
+    instanceConfig: z
+      .record(z.string(), z.string())
+      .default({})
+      .describe("Further configuration of each instance, by Incus's keys."),
+  })
+  .superRefine(pairUp);
+
+const soldSchema = z.strictObject({
+  name: z.string().min(1).max(63).describe("What pods ask for by the annotation vmlet.dev/instance-type."),
+  cpu: quantity.optional().describe("What a pod may ask for of it. Absent: not limited."),
+  memory: quantity.optional().describe("The same, without what the guest itself takes (256Mi). Absent: not limited."),
+  ephemeralStorage: quantity.optional().describe("Size of its disk. Absent: the pool's own default."),
+  extended: z.record(z.string(), z.int().min(1)).default({}).describe("Further resources, by name."),
+  price: z.number().min(0).optional().describe("By the hour, in any currency: the cheapest that fits is taken."),
+  zone: z.string().min(1).optional().describe("Member of the cluster, or @group of members, that it is to be had on."),
+  spot: z.boolean().optional().describe("The cloud may take it back."),
+});
+
+const cloudSchema = z.strictObject({
+  type: z.literal("cloud"),
+  cloud: incusSchema.describe("The cloud, and where in it."),
+  scope: z
+    .string()
+    .regex(/^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$/, "must be lower-case letters, digits and hyphens, at most 40")
+    .default("vmlet")
+    .describe("Agents with the same scope in one project share its machines, and clean up behind each other."),
+  instanceTypes: z.array(soldSchema).min(1).describe("Sizes of VM; one that is to be had in two zones is named twice."),
+});
+
+export const providerSchema = z.discriminatedUnion("type", [httpVmSchema, memorySchema, moduleSchema, cloudSchema]);
 
 const taintSchema = z.strictObject({
   key: z.string().min(1).refine(isQualifiedName, LABEL_KEY_FAULT).describe("Key, in the form of a label's."),
@@ -544,3 +595,5 @@ function covers(wide: string, address: string): boolean {
 export type AgentConfig = z.infer<typeof agentConfigSchema>;
 export type NodeConfig = AgentConfig["nodes"][number];
 export type ProviderConfig = NodeConfig["provider"];
+
+export type CloudProviderConfig = Extract<ProviderConfig, { type: "cloud" }>;

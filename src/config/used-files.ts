@@ -2,7 +2,7 @@
 import { readFileSync } from "node:fs";
 import { toError } from "../util/errors.ts";
 import { certificatesFault, pairFault } from "../util/pem.ts";
-import type { AgentConfig, NodeConfig } from "./schema.ts";
+import type { AgentConfig, CloudProviderConfig, NodeConfig } from "./schema.ts";
 
 /** A file that cannot be used. `field` names it as the configuration does. */
 interface FileFault {
@@ -28,6 +28,7 @@ export function nodeFileFaults(node: NodeConfig): FileFault[] {
   return [
     ...tlsFaults(`nodes[${node.name}].kubelet`, { ...pair, ca: { field: "clientCAFile", path: clientCAFile } }),
     ...(provider.type === "http-vm" ? providerFaults(`nodes[${node.name}].provider`, provider) : []),
+    ...(provider.type === "cloud" ? cloudFaults(`nodes[${node.name}].provider.cloud`, provider.cloud) : []),
   ];
 }
 
@@ -39,6 +40,10 @@ function providerFaults(
     ...tokenFaults(`${field}.tokenFile`, tokenFile),
     ...tlsFaults(field, { certFile, keyFile, ca: { field: "caFile", path: caFile } }),
   ];
+}
+
+function cloudFaults(field: string, { caFile, certFile, keyFile }: CloudProviderConfig["cloud"]): FileFault[] {
+  return tlsFaults(field, { certFile, keyFile, ca: { field: "caFile", path: caFile } });
 }
 
 /** A file of bearer tokens that lets nobody in. Its content is not repeated. */

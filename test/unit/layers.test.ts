@@ -49,7 +49,7 @@ const LAYERS: Record<string, readonly string[]> = {
       "src/webhook",
       "src/streaming",
     ],
-    ...["src/devcluster", "providers/http-vm", "providers/local", "providers/memory"],
+    ...["src/devcluster", "providers/http-vm", "providers/local", "providers/memory", "providers/cloud"],
   ],
   src: ["src/agent", "src/config", "src/provider", "src/telemetry"],
   // Providers see the package as their authors elsewhere do: by the kit alone (the test below).

@@ -1,0 +1,80 @@
+/** What an image has besides its packages and the program: it makes the VM ready and keeps the guest running. */
+
+interface GuestFile {
+  readonly path: string;
+  readonly mode: number;
+  readonly text: string;
+}
+
+/** Packages of the distribution (Debian's names), besides those that are essential. */
+export const GUEST_PACKAGES: readonly string[] = [
+  ...[
+    "busybox",
+    "ca-certificates",
+    "conntrack",
+    "containernetworking-plugins",
+    "iproute2",
+    "libseccomp2",
+    "libstdc++6",
+  ],
+  ...["mount", "netcat-openbsd", "nftables", "procps", "runc"],
+];
+
+/** Where the program lies. */
+export const GUEST_FOLDER = "/opt/vmlet";
+
+const PATH = "export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+const GUEST_CONFIG = `apiVersion: vmlet.dev/v1
+kind: BackendConfig
+listen: { socket: /run/vmlet/guest.sock }
+stateDir: /var/lib/vmlet
+engine:
+  type: cri
+  # Nobody outside sees it: the machine is reached at the VM's address.
+  network: { cidr: 100.127.255.0/24 }
+`;
+
+/** @param main the program's main file @param config the guest's */
+export function guestFiles(main: string, config = GUEST_CONFIG): GuestFile[] {
+  const script = (path: string, text: string): GuestFile => ({ path, mode: 0o755, text: `#!/bin/busybox sh\n${text}` });
+  const file = (path: string, text: string): GuestFile => ({ path, mode: 0o644, text });
+  return [
+    script("/sbin/init", "exec /bin/busybox init\n"),
+    file("/etc/inittab", "::sysinit:/usr/lib/vmlet/boot\n::respawn:/usr/lib/vmlet/guest\n"),
+    script(
+      "/usr/lib/vmlet/boot",
+      `${PATH}
+mountpoint -q /run || mount -t tmpfs -o mode=755,nosuid,nodev tmpfs /run
+mountpoint -q /dev/shm || { mkdir -p /dev/shm; mount -t tmpfs -o mode=1777,nosuid,nodev tmpfs /dev/shm; }
+mkdir -p -m 700 /run/vmlet
+ip link set lo up
+# The guest's socket needs no network: it does not wait for the address.
+busybox udhcpc -i eth0 -s /usr/lib/vmlet/address -q -n -t 20 -T 1 >/dev/null 2>&1 &
+`,
+    ),
+    script(
+      "/usr/lib/vmlet/address",
+      `case "$1" in bound | renew)
+  ip address replace "$ip/$mask" dev "$interface"
+  [ -z "$router" ] || ip route replace default via "\${router%% *}"
+  for each in $dns; do echo "nameserver $each"; done >/etc/resolv.conf ;;
+esac
+`,
+    ),
+    script(
+      "/usr/lib/vmlet/guest",
+      `${PATH}
+# Kept short: it is for who looks into a VM that does not come up.
+[ ! -f /var/log/vmlet.log ] || tail -c 1000000 /var/log/vmlet.log >/var/log/vmlet.log.1
+exec ${GUEST_FOLDER}/bin/node ${main} guest --config /etc/vmlet/guest.yaml >/var/log/vmlet.log 2>&1
+`,
+    ),
+    // From its own streams to the guest's socket, and back.
+    script("/usr/lib/vmlet/relay", "exec /bin/nc -N -U /run/vmlet/guest.sock\n"),
+    file("/etc/vmlet/guest.yaml", config),
+    file("/etc/hosts", "127.0.0.1\tlocalhost\n::1\tlocalhost\n"),
+    file("/etc/hostname", "vmlet\n"),
+    file("/etc/resolv.conf", ""),
+  ];
+}

@@ -1,0 +1,50 @@
+/** From a node's configuration to machines that are VMs of a cloud. */
+import { IncusCloud } from "../../providers/cloud/incus/cloud.ts";
+import { CloudProvider, type InstanceType } from "../../providers/cloud/index.ts";
+import { CRI_CAPABILITIES } from "../../providers/local/engines/capabilities.ts";
+import type { CloudProviderConfig } from "../config/schema.ts";
+import type { Provider } from "../provider/provider.ts";
+import { Quantity } from "../resources/quantity.ts";
+import type { Logger } from "../telemetry/logger.ts";
+import type { Clock } from "../util/clock.ts";
+import type { Random } from "../util/random.ts";
+import { VERSION } from "./version.ts";
+
+const NANO = 1_000_000_000n;
+
+/** @throws ConfigError when a file cannot be read */
+export function createCloudProvider(
+  config: CloudProviderConfig,
+  { clock, random, logger }: { clock: Clock; random: Random; logger: Logger },
+): Provider {
+  const cloud = new IncusCloud({ ...config.cloud, clock });
+  return new CloudProvider({
+    cloud,
+    scope: config.scope,
+    types: config.instanceTypes.map(instanceTypeOf),
+    // The engine of the guest in the image that `vmlet cloud image` makes.
+    capabilities: CRI_CAPABILITIES,
+    version: VERSION,
+    clock,
+    random,
+    logger,
+  });
+}
+
+/** @internal */
+export function instanceTypeOf(sold: CloudProviderConfig["instanceTypes"][number]): InstanceType {
+  const { name, cpu, memory, ephemeralStorage, extended, price, zone, spot } = sold;
+  const whole = (text: string, factor = 1n) => Number((Quantity.tryParse(text)!.nano * factor) / NANO);
+  return {
+    name,
+    resources: {
+      ...(cpu !== undefined && { cpu_millis: whole(cpu, 1000n) }),
+      ...(memory !== undefined && { memory_bytes: whole(memory) }),
+      ...(ephemeralStorage !== undefined && { ephemeral_bytes: whole(ephemeralStorage) }),
+      extended: Object.entries(extended).map(([resource, count]) => ({ name: resource, count })),
+    },
+    price,
+    zone,
+    spot,
+  };
+}

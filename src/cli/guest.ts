@@ -1,0 +1,80 @@
+/**
+ * `vmlet guest`: the reference backend inside of a VM of a cloud, for the one machine that this VM is. Only the agent
+ * gets to it: by a socket, which the cloud's own API leads to, or by TLS with certificates on both sides, for which it
+ * waits: nothing listens before they are there.
+ */
+import { Command } from "commander";
+import { oneMachine } from "../../providers/cloud/one-machine.ts";
+import { startBackend } from "../../providers/local/backend.ts";
+import { type BackendConfig, loadBackendConfig } from "../../providers/local/config.ts";
+import { keepFrontDoor } from "../../providers/local/front-door.ts";
+import { ConfigError } from "../config/load.ts";
+import { tlsFaults } from "../config/used-files.ts";
+import { createLogger, type LogFormat, type Logger } from "../telemetry/logger.ts";
+import { untilAborted } from "../util/abort.ts";
+import { type Clock, systemClock } from "../util/clock.ts";
+import { openNoDebugger, signalToStop } from "./exit.ts";
+import { outliveFaults, PROGRAM_FOLDER } from "./faults.ts";
+import { logFormatOption } from "./log-format.ts";
+import { VERSION } from "./version.ts";
+
+const POLL_MS = 200;
+const DEFAULT_BRIDGE = "vmlet0";
+
+export function guestCommand(): Command {
+  const command = new Command("guest");
+  command.requiredOption("-c, --config <file>", "the backend's configuration file (kind: BackendConfig)");
+  command.addOption(logFormatOption());
+  return command.action((options: { config: string; logFormat: LogFormat }) => run(options.config, options.logFormat));
+}
+
+async function run(path: string, format: LogFormat): Promise<void> {
+  const stop = signalToStop();
+  const config = loadBackendConfig(path);
+  assertPrivate(config, path);
+  const logger = createLogger({ level: config.logLevel, format });
+  openNoDebugger(logger);
+  const { fatal } = outliveFaults(logger, { ownFolder: PROGRAM_FOLDER });
+  const ending = AbortSignal.any([stop, fatal]);
+  await untilKeysAreThere(config, { clock: systemClock, logger, signal: ending });
+  if (ending.aborted) return;
+  const backend = await startBackend(config, {
+    clock: systemClock,
+    logger,
+    version: VERSION,
+    serve: (provider) => oneMachine(provider, config.stateDir),
+  });
+  logger.info({ url: backend.url, engine: config.engine.type }, "The guest serves its machine");
+  const { engine, listen } = config;
+  if (engine.type !== "process")
+    void keepFrontDoor({
+      provider: backend.provider,
+      bridge: engine.network?.bridge ?? DEFAULT_BRIDGE,
+      ownPorts: "port" in listen ? [listen.port] : [],
+      logger,
+      signal: ending,
+    });
+  await untilAborted(ending);
+  await backend.close();
+  fatal.throwIfAborted();
+}
+
+/** A token would be the same in every VM of an image. @throws ConfigError */
+export function assertPrivate({ listen, tls }: Pick<BackendConfig, "listen" | "tls">, path: string): void {
+  if ("socket" in listen || tls?.clientCaFile !== undefined) return;
+  throw new ConfigError(
+    `${path}: listen: a guest is reached by a socket, or by TLS with certificates on both sides: set listen.socket, or tls with clientCaFile`,
+  );
+}
+
+/** @internal */
+export async function untilKeysAreThere(
+  { tls }: Pick<BackendConfig, "tls">,
+  { clock, logger, signal }: { clock: Clock; logger: Logger; signal: AbortSignal },
+): Promise<void> {
+  if (tls === undefined) return;
+  const { certFile, keyFile, clientCaFile } = tls;
+  const faults = () => tlsFaults("tls", { certFile, keyFile, ca: { field: "clientCaFile", path: clientCaFile } });
+  if (faults().length > 0) logger.info({ certFile, keyFile, clientCaFile }, "The guest waits for its keys");
+  while (!signal.aborted && faults().length > 0) await untilAborted(signal, clock.sleep(POLL_MS, signal));
+}

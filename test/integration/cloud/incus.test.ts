@@ -1,0 +1,184 @@
+/** Pods on a real Incus: each is an instance of its own, made from the image that `vmlet cloud image` makes. */
+import { execFileSync } from "node:child_process";
+import { writeFile } from "node:fs/promises";
+import { createConnection, createServer, type Server } from "node:net";
+import { join } from "node:path";
+import { afterAll, afterEach, beforeAll, expect, test } from "vitest";
+import { ProfileEntries } from "../../../providers/cloud/incus/entries.ts";
+import { IncusClient } from "../../../providers/cloud/incus/client.ts";
+import { startDevCluster } from "../../../src/devcluster/index.ts";
+import { silentLogger } from "../../../src/telemetry/logger.ts";
+import { systemClock } from "../../../src/util/clock.ts";
+import { containerStatus, Pods, serve } from "../../e2e/cases/pods.ts";
+import { type AgentProcess, startAgent } from "../../e2e/harness/agent.ts";
+import { createClient, type Json } from "../../e2e/harness/client.ts";
+import { createKubectl, type Kubectl } from "../../e2e/harness/kubectl.ts";
+import { createSandbox } from "../../e2e/harness/processes.ts";
+import { must, waitFor } from "../../e2e/harness/wait.ts";
+import { missingForIncus, startIncus, type TestIncus } from "../../support/incus.ts";
+import { leaveOut } from "../../support/left-out.ts";
+import { busyboxImage, missingForImages, startRegistry } from "../../support/registry.ts";
+
+const missing = [...(await missingForIncus()), ...[missingForImages() ?? []].flat()];
+if (missing.length > 0) leaveOut("pods on Incus", missing);
+else pods();
+
+/** What it says it is, and that it serves. */
+const PROGRAM = `echo hello from $(hostname); echo here >/tmp/index.html; httpd -p 8080 -h /tmp; ${serve}`;
+const START_MS = 120_000;
+
+function pods(): void {
+  const cleanups: (() => Promise<unknown>)[] = [];
+  const signal = AbortSignal.timeout(1_200_000);
+  let incus: TestIncus;
+  let agent: AgentProcess;
+  let kubectl: Kubectl;
+  let own: Pods;
+  let image: string;
+
+  beforeAll(async () => {
+    const sandbox = await createSandbox("incus");
+    cleanups.push(() => sandbox.close());
+    const registry = await startRegistry();
+    cleanups.push(() => registry.stop());
+    await registry.push("t/busybox:1", await busyboxImage());
+    const port = Number(registry.host.split(":")[1]);
+    incus = await startIncus(sandbox, { guestConfig: (gateway) => guestConfig(`${gateway}:${port}`) });
+    cleanups.push(() => incus.stop());
+    // The registry listens on loopback only.
+    const relay = await relayTo(incus.gateway, port);
+    cleanups.push(() => relay[Symbol.asyncDispose]());
+    image = `${incus.gateway}:${port}/t/busybox:1`;
+    const cluster = await startDevCluster({ clock: systemClock, logger: silentLogger });
+    cleanups.push(() => cluster.close());
+    const kubeconfig = join(sandbox.dir, "admin.kubeconfig");
+    await writeFile(kubeconfig, cluster.kubeConfigYaml, { mode: 0o600 });
+    const client = await createClient(kubeconfig);
+    cleanups.push(async () => client.close());
+    const instanceTypes = [
+      { name: "small", cpu: "500m", memory: "512Mi", price: 0.01 },
+      { name: "large", cpu: "2", memory: "2Gi", price: 0.04 },
+    ];
+    const provider = { type: "cloud", cloud: incus.cloud, instanceTypes };
+    agent = await startAgent({ sandbox, kubeconfig, nodeName: "burst", provider });
+    cleanups.push(() => agent.stop());
+    kubectl = await createKubectl(kubeconfig);
+    own = new Pods(client, "default", "burst");
+  }, 900_000);
+
+  afterEach(async () => {
+    await own.deleteAll();
+    await waitFor({ what: "no instance to be left", timeoutMs: 120_000 }, () =>
+      must(incus.instances().length === 0, incus.instances().join(" ")),
+    );
+  }, 200_000);
+
+  afterAll(async () => {
+    for (const cleanup of cleanups.splice(0).reverse()) await cleanup();
+  }, 120_000);
+
+  const container = (extra: Json = {}) => ({ name: "c", image, command: ["sh", "-c", PROGRAM], ...extra });
+
+  async function running(name: string, spec: Json = {}): Promise<Json> {
+    await own.create(name, { containers: [container()], terminationGracePeriodSeconds: 1, ...spec });
+    return await own.until(name, "to run", ({ status }) => status.phase === "Running", START_MS);
+  }
+
+  test("a pod is an instance, of the size that it asks for, and kubectl shows and enters it", async () => {
+    const pod = await running("web", {
+      containers: [container({ resources: { requests: { cpu: "1", memory: "1Gi" } } })],
+    });
+    const [name] = incus.instances();
+    const { config }: Json = JSON.parse(incus.incus("query", `/1.0/instances/${name}?project=burst`));
+    expect(config).toMatchObject({ "limits.cpu": "2", "limits.memory": String(2 ** 31), "user.vmlet-type": "large" });
+    expect(await kubectl.run(["logs", "web"])).toBe("hello from web\n");
+    expect(await kubectl.run(["exec", "web", "--", "sh", "-c", "cat /tmp/index.html; echo $((6 * 7))"])).toBe(
+      "here\n42\n",
+    );
+    const typed = await kubectl.try(["exec", "-i", "web", "--", "sh", "-c", "wc -c; exit 3"], {
+      input: "x".repeat(300_000),
+    });
+    expect([typed.code, typed.stdout.trim()]).toEqual([3, "300000"]);
+    expect(await kubectl.run(["get", "pod", "web", "-o", "wide"])).toContain(pod.status.podIP);
+  }, 200_000);
+
+  test("a pod is reached at its instance's address", async () => {
+    await running("web");
+    const pod = await own.until("web", "to have an address", ({ status }) => Boolean(status.podIP));
+    expect(pod.status.podIP.split(".").slice(0, 3)).toEqual(incus.gateway.split(".").slice(0, 3));
+    const page = await waitFor({ what: "the pod to answer" }, () =>
+      execFileSync("curl", ["-sf", "-m", "3", `http://${pod.status.podIP}:8080/`], { encoding: "utf8" }),
+    );
+    expect(page).toBe("here\n");
+  }, 200_000);
+
+  test("an agent that is killed while instances are made makes one for each pod", async () => {
+    for (const name of ["a", "b", "c"])
+      await own.create(name, { containers: [container()], terminationGracePeriodSeconds: 1 });
+    await waitFor({ what: "an instance to be on its way" }, () => must(incus.instances().length > 0, "none"));
+    await agent.restart("SIGKILL");
+    for (const name of ["a", "b", "c"])
+      await own.until(name, "to run", ({ status }) => status.phase === "Running", START_MS);
+    expect(incus.instances()).toHaveLength(3);
+  }, 300_000);
+
+  test("a pod goes on while incusd and its guest are killed, and loses nothing of its log", async () => {
+    await running("web");
+    const [name] = incus.instances();
+    await incus.restart(0);
+    incus.incus("exec", "--project", "burst", name!, "--", "pkill", "-KILL", "-f", "main.ts guest");
+    const shown = await waitFor({ what: "the guest to answer again", timeoutMs: 90_000 }, () =>
+      kubectl.run(["exec", "web", "--", "echo", "still here"]),
+    );
+    expect(shown).toBe("still here\n");
+    expect(await kubectl.run(["logs", "web"])).toBe("hello from web\n");
+    expect(containerStatus(await own.get("web"), "c").restartCount).toBe(0);
+    expect(incus.instances()).toEqual([name]);
+  }, 300_000);
+
+  test("a pod whose instance is stopped fails, and its instance goes", async () => {
+    await running("web", { restartPolicy: "Never" });
+    const [name] = incus.instances();
+    incus.incus("stop", "--force", "--project", "burst", name!);
+    const pod = await own.until("web", "to fail", ({ status }) => status.phase === "Failed", 60_000);
+    expect(JSON.stringify(pod.status)).toContain("VmStopped");
+  }, 200_000);
+
+  test("of several that write an entry after the same version one succeeds, and a late one changes nothing", async () => {
+    const client = new IncusClient(incus.cloud);
+    const store = () => new ProfileEntries(client, systemClock);
+    const first = await store().create("m", { n: "0" }, { signal });
+    const writes = Array.from({ length: 8 }, (_, i) => store().swap("m", { n: String(i) }, first.version, { signal }));
+    const written = (await Promise.allSettled(writes)).filter(({ status }) => status === "fulfilled");
+    expect(written).toHaveLength(1);
+    const second = await store().get("m", { signal });
+    const third = await store().swap("m", { n: "third" }, second.version, { signal });
+    await expect(store().swap("m", { n: "late" }, first.version, { signal })).rejects.toMatchObject({
+      code: "conflict",
+    });
+    expect(await store().get("m", { signal })).toEqual(third);
+    await store().remove("m", third.version, { signal });
+    await expect(store().get("m", { signal })).rejects.toMatchObject({ code: "not_found" });
+    await client.close();
+  });
+}
+
+const guestConfig = (registry: string) => `apiVersion: vmlet.dev/v1
+kind: BackendConfig
+listen: { socket: /run/vmlet/guest.sock }
+stateDir: /var/lib/vmlet
+engine:
+  type: cri
+  network: { cidr: 100.127.255.0/24 }
+  images: { insecureRegistries: ["${registry}"] }
+`;
+
+async function relayTo(address: string, port: number): Promise<Server> {
+  const server = createServer((socket) => {
+    const target = createConnection(port, "127.0.0.1");
+    socket.pipe(target).pipe(socket);
+    for (const each of [socket, target]) each.on("error", () => each.destroy());
+  });
+  await new Promise<void>((resolve) => server.listen(port, address, resolve));
+  return server;
+}

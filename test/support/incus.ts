@@ -1,0 +1,137 @@
+/** An Incus of a test's own: daemons in folders of their own, clustered over loopback, with a network and the image. */
+import { execFileSync } from "node:child_process";
+import { existsSync } from "node:fs";
+import { mkdir, readFile } from "node:fs/promises";
+import { join } from "node:path";
+import { buildGuestImage, imageProblems } from "../../src/cli/guest-image.ts";
+import { bringImage } from "../../providers/cloud/incus/images.ts";
+import { freePort } from "../e2e/harness/ports.ts";
+import { waitFor } from "../e2e/harness/wait.ts";
+import type { ManagedProcess, Sandbox } from "../e2e/harness/processes.ts";
+import { missingForContainerd } from "./containerd.ts";
+
+const INCUSD = "/usr/libexec/incus/incusd";
+const IMAGE = "vmlet-guest";
+
+/** Why no Incus can be had here; empty when it can. */
+export async function missingForIncus(): Promise<string[]> {
+  const missing = existsSync(INCUSD) ? [] : ["incus-base, incus-client and dnsmasq-base (Debian: bookworm-backports)"];
+  if (process.getuid?.() !== 0) return [...missing, "root"];
+  const containerd = await missingForContainerd();
+  return [
+    ...missing,
+    ...(containerd === undefined ? [] : [containerd]),
+    ...imageProblems().map(({ problem }) => problem),
+  ];
+}
+
+export interface TestIncus {
+  /** Reached by TLS, with a certificate that is restricted to the project. */
+  readonly cloud: IncusSettings;
+  /** The host's address on the instances' network. */
+  readonly gateway: string;
+  readonly members: readonly ManagedProcess[];
+  /** What `incus` says. */
+  incus(...words: string[]): string;
+  /** Names of the project's instances, whoever made them. */
+  instances(): string[];
+  restart(member: number): Promise<void>;
+  stop(): Promise<void>;
+}
+
+export interface IncusSettings {
+  readonly type: "incus";
+  readonly url: string;
+  readonly caFile: string;
+  readonly certFile: string;
+  readonly keyFile: string;
+  readonly project: string;
+  readonly instanceType: "container";
+  readonly image: string;
+  readonly storagePool: string;
+  readonly network: string;
+  readonly instanceConfig: Readonly<Record<string, string>>;
+}
+
+/** As providers/README.md has a user make it. */
+function restrictedCertificate(folder: string, incus: TestIncus["incus"]): { certFile: string; keyFile: string } {
+  const [certFile, keyFile] = [join(folder, "agent.crt"), join(folder, "agent.key")];
+  const curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:secp384r1", "-days", "3650", "-subj", "/CN=vmlet"];
+  execFileSync("openssl", ["req", "-x509", ...curve, "-noenc", "-keyout", keyFile, "-out", certFile], {
+    stdio: "ignore",
+  });
+  incus("config", "trust", "add-certificate", certFile, "--restricted", "--projects", "burst");
+  return { certFile, keyFile };
+}
+
+/** @param guestConfig of the guest in the image, in place of the usual one; it is told the host's address there */
+export async function startIncus(
+  sandbox: Sandbox,
+  { guestConfig }: { guestConfig?: ((gateway: string) => string) | undefined } = {},
+): Promise<TestIncus> {
+  const port = await freePort();
+  const folder = join(sandbox.dir, "incus");
+  await mkdir(folder);
+  const env = { ...process.env, INCUS_DIR: folder };
+  const start = () => sandbox.spawn("incusd", INCUSD, ["--group", "root"], { env });
+  const members = [start()];
+  const incus = (...words: string[]) => execFileSync("incus", words, { env, encoding: "utf8" });
+  const untilAnswers = () =>
+    waitFor({ what: "Incus to answer" }, () => execFileSync("incus", ["query", "/1.0"], { env, stdio: "ignore" }));
+  await untilAnswers();
+  const address = `127.0.0.1:${port}`;
+  const network = `vmt${port}`;
+  const gateway = `10.${100 + (port % 100)}.${port % 250}.1`;
+  const preseed = {
+    config: { "core.https_address": address, "cluster.https_address": address },
+    storage_pools: [{ name: "default", driver: "dir" }],
+    networks: [{ name: network, config: { "ipv4.address": `${gateway}/24`, "ipv6.address": "none" } }],
+    projects: [{ name: "burst", config: { "features.networks": "false" } }],
+    cluster: { server_name: "one", enabled: true },
+  };
+  execFileSync("incus", ["admin", "init", "--preseed"], { env, input: JSON.stringify(preseed) });
+  const cloud: IncusSettings = {
+    type: "incus",
+    url: `https://${address}`,
+    caFile: join(folder, "cluster.crt"),
+    ...restrictedCertificate(sandbox.dir, incus),
+    project: "burst",
+    instanceType: "container",
+    image: IMAGE,
+    storagePool: "default",
+    network,
+    // This host's cgroups may be hybrid, which only a privileged container may use.
+    instanceConfig: { "security.privileged": "true", "raw.lxc": "lxc.mount.auto=cgroup:rw:force" },
+  };
+  const file = join(sandbox.dir, "guest.tar");
+  const signal = AbortSignal.timeout(600_000);
+  const fingerprint = await buildGuestImage(file, { suite: "bookworm", guestConfig: guestConfig?.(gateway), signal });
+  await bringImage(cloud, { file, fingerprint, alias: IMAGE }, { signal });
+  const instances = () => {
+    const told = incus("query", "/1.0/instances?project=burst");
+    return (JSON.parse(told) as string[]).map((path) => new URL(path, "http://incus").pathname.split("/").at(-1)!);
+  };
+  return {
+    cloud,
+    gateway,
+    members,
+    incus,
+    instances,
+    async restart(member) {
+      await members[member]!.kill("SIGKILL");
+      members[member] = start();
+      await untilAnswers();
+    },
+    async stop() {
+      for (const name of instances()) incus("delete", "--force", "--project", "burst", name);
+      incus("network", "delete", network);
+      for (const member of members) await member.stop(20_000);
+      // Of LXC's and of the daemon's own mounts.
+      const mounts = await readFile("/proc/mounts", "utf8");
+      for (const line of mounts.split("\n").toReversed()) {
+        const [, place = ""] = line.split(" ");
+        if (place.startsWith(folder)) execFileSync("umount", ["-l", place]);
+      }
+    },
+  };
+}

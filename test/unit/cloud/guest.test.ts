@@ -1,0 +1,96 @@
+/** What is special about a backend inside of a VM. */
+import { mkdtemp, readFile, writeFile } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { expect, test } from "vitest";
+import { guestFiles } from "../../../providers/cloud/guest-files.ts";
+import { oneMachine } from "../../../providers/cloud/one-machine.ts";
+import { parseBackendConfig } from "../../../providers/local/config.ts";
+import { frontDoorRules } from "../../../providers/local/front-door.ts";
+import { MemoryProvider } from "../../../providers/memory/index.ts";
+import { instanceTypeOf } from "../../../src/cli/cloud-provider.ts";
+import { assertPrivate, untilKeysAreThere } from "../../../src/cli/guest.ts";
+import { silentLogger } from "../../../src/telemetry/logger.ts";
+import { machineSpec, script } from "../../support/builders.ts";
+import { caCert, serverCert, serverKey } from "../../support/tls.ts";
+import { settle, VirtualClock } from "../../support/virtual-clock.ts";
+
+const signal = new AbortController().signal;
+const spec = machineSpec({ containers: [script("sleep 3600")] });
+const folder = () => mkdtemp(join(tmpdir(), "guest-"));
+
+test("a guest serves the first machine that it is told of, and no other, also after a restart", async () => {
+  const stateDir = await folder();
+  const provider = new MemoryProvider();
+  const guest = oneMachine(provider, stateDir);
+  await guest.createPod("m", spec, { signal });
+  await guest.createPod("m", spec, { signal });
+  await expect(guest.createPod("other", spec, { signal })).rejects.toMatchObject({ code: "quota" });
+  await guest.deletePod("m", { force: true, signal });
+  await expect(oneMachine(provider, stateDir).createPod("other", spec, { signal })).rejects.toMatchObject({
+    code: "quota",
+  });
+  expect((await guest.getPods({ labels: {}, signal })).items).toEqual([]);
+});
+
+test("a claim that was cut off before it said of which machine is taken over", async () => {
+  const stateDir = await folder();
+  await writeFile(join(stateDir, "machine"), "");
+  await oneMachine(new MemoryProvider(), stateDir).createPod("m", spec, { signal });
+  expect(await readFile(join(stateDir, "machine"), "utf8")).toBe("m");
+});
+
+test("a guest listens where only the agent gets to", () => {
+  const listen = { address: "0.0.0.0", port: 8443 };
+  expect(() => assertPrivate({ listen: { socket: "/run/s" }, tls: undefined }, "g.yaml")).not.toThrow();
+  expect(() =>
+    assertPrivate({ listen, tls: { certFile: "c", keyFile: "k", clientCaFile: "a" } }, "g.yaml"),
+  ).not.toThrow();
+  expect(() => assertPrivate({ listen, tls: { certFile: "c", keyFile: "k" } }, "g.yaml")).toThrow("clientCaFile");
+});
+
+test("a guest waits until its keys are there, whole", async () => {
+  const clock = new VirtualClock();
+  const dir = await folder();
+  const tls = { certFile: join(dir, "c"), keyFile: join(dir, "k"), clientCaFile: join(dir, "a") };
+  let isReady = false;
+  const waiting = untilKeysAreThere({ tls }, { clock, logger: silentLogger, signal }).then(() => (isReady = true));
+  const written = [
+    ["c", serverCert],
+    ["a", caCert],
+    ["k", serverKey.slice(0, 40)],
+    ["k", serverKey],
+  ] as const;
+  for (const [file, text] of written) {
+    await clock.advance(1000);
+    await settle();
+    expect(isReady).toBe(false);
+    await writeFile(join(dir, file), text);
+  }
+  await clock.advance(1000);
+  await waiting;
+});
+
+test("what comes to the VM from outside goes to its machine, but for what is the VM's own", () => {
+  const rules = frontDoorRules({ address: "100.127.255.2", bridge: "vmlet0", ownPorts: [8443] });
+  expect(rules).toContain('iifname != { "lo", "vmlet0" } fib daddr type local dnat to 100.127.255.2');
+  expect(rules.indexOf("tcp dport 8443 return")).toBeLessThan(rules.indexOf("dnat to"));
+  expect(frontDoorRules({ address: undefined, bridge: "vmlet0", ownPorts: [] })).not.toContain("dnat");
+});
+
+test("the image's own configuration is one that a guest takes", () => {
+  const { text } = guestFiles("/opt/vmlet/main.js").find(({ path }) => path === "/etc/vmlet/guest.yaml")!;
+  const config = parseBackendConfig(text, "guest.yaml");
+  expect(() => assertPrivate(config, "guest.yaml")).not.toThrow();
+  expect(config.engine.type).toBe("cri");
+});
+
+test("a size is told in the cloud's terms", () => {
+  const sold = { name: "gpu", cpu: "1500m", memory: "2Gi", extended: { "example.com/gpu": 1 }, price: 2, zone: "one" };
+  expect(instanceTypeOf(sold)).toMatchObject({
+    name: "gpu",
+    resources: { cpu_millis: 1500, memory_bytes: 2 ** 31, extended: [{ name: "example.com/gpu", count: 1 }] },
+    price: 2,
+    zone: "one",
+  });
+});
