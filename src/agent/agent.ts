@@ -346,8 +346,20 @@ function releaseOf(
   provider: NodeConfig["provider"],
 ): Pick<NodeAgentOptions, "release" | "isReleaseElected"> {
   if (enabled) return { release: `${namespace}/${name}`, isReleaseElected: true };
-  const place = { "http-vm": "url", module: "module", memory: "type" }[provider.type];
-  return { release: `backend ${(provider as unknown as Record<string, string>)[place]}`, isReleaseElected: false };
+  return { release: `backend ${placeOf(provider)}`, isReleaseElected: false };
+}
+
+function placeOf(provider: NodeConfig["provider"]): string {
+  switch (provider.type) {
+    case "http-vm":
+      return provider.url;
+    case "module":
+      return provider.module;
+    case "memory":
+      return provider.type;
+    case "cloud":
+      return `${provider.cloud.url} ${provider.cloud.project} ${provider.scope}`;
+  }
 }
 
 function createElector(
