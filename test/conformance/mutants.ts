@@ -224,12 +224,12 @@ export const MUTANTS: Record<string, Mutant> = {
       },
     }),
   },
-  "delete/if-absent-leaves-a-machine-alone": {
+  "delete/conditional-leaves-a-machine-alone": {
     provider: (sound) => ({
       deletePod: (id, { signal, force }) => sound.deletePod(id, { signal, force }),
     }),
   },
-  "delete/if-absent-leaves-a-tombstone": {
+  "delete/conditional-leaves-a-tombstone": {
     provider: (sound) => ({
       async deletePod(id, options) {
         if (options.ifAbsent !== true) return await sound.deletePod(id, options);

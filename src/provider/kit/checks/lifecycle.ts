@@ -318,7 +318,7 @@ export const LIFECYCLE_CHECKS: readonly Check[] = [
     },
   },
   {
-    name: "delete/if-absent-leaves-a-machine-alone",
+    name: "delete/conditional-leaves-a-machine-alone",
     why: "An agent that refuses a pod because it saw no machine would take away the one that another agent has just made.",
     needs: ["delete_if_absent"],
     async run(context: CheckContext) {
@@ -330,7 +330,7 @@ export const LIFECYCLE_CHECKS: readonly Check[] = [
     },
   },
   {
-    name: "delete/if-absent-leaves-a-tombstone",
+    name: "delete/conditional-leaves-a-tombstone",
     why: "A create that is on its way must not make the machine of a pod that was refused.",
     needs: ["delete_if_absent"],
     async run(context: CheckContext) {
