@@ -84,6 +84,7 @@ export class HttpVmProvider implements Provider {
       ...(info.volume_classes !== undefined && { volumeClasses: info.volume_classes }),
       ...(info.zone !== undefined && { zone: plainText(info.zone, 253) }),
       ...(info.limits?.attached_volumes !== undefined && { maxAttachedVolumes: info.limits.attached_volumes }),
+      ...(info.reserved !== undefined && { reserved: info.reserved }),
       ...(unknown.length > 0 && { unknownCapabilities: unknown }),
     };
   }

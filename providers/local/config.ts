@@ -64,7 +64,7 @@ const clientSchema = z.strictObject({
     .min(1)
     .optional()
     .describe(
-      "read: machines, volumes, events, stats. logs. write: create, change, stop, delete machines. exec: also attach. port_forward. volumes: create, change, reserve, delete them. Absent: all; with nodes, all but volumes.",
+      "read: machines, volumes, events, stats. logs. write: create, change, stop, delete machines. exec: also attach. port_forward. volumes: create, change, reserve, delete them. host: machines of the namespaces of engine.host, with what that gives. Absent: all but host; with nodes, all but host and volumes.",
     ),
 });
 

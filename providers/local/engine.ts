@@ -30,6 +30,7 @@ import {
   type ProcessStreams,
   type ProviderCapacity,
   type RegistryAuth,
+  type ReservedCapabilities,
   type RuntimeHandler,
   type StreamOptions,
   type Volume,
@@ -52,6 +53,8 @@ export interface Engine {
   readonly capabilities: readonly Capability[];
   /** What machines may name as `runtime_handler`; valid after `sweep`. Absent: nothing. */
   readonly runtimeHandlers?: readonly RuntimeHandler[];
+  /** Of the capabilities, those that only machines of some namespaces have. Absent: none. */
+  readonly reserved?: ReservedCapabilities | undefined;
   /** Images, when the engine has them (capability `images`). Without, `ContainerLaunch.image` is undefined. */
   readonly images?: ImageStore;
   /** Where a runtime keeps containers' commands by itself. Absent: shim processes do. */

@@ -291,6 +291,7 @@ export class LocalProvider implements Provider {
       // Every engine runs what this host's processor runs; engine vm's guests are of its kind too.
       os: "linux",
       architecture: goArchitecture(process.arch),
+      ...(this.#engine.reserved !== undefined && { reserved: this.#engine.reserved }),
       ...(this.#engine.runtimeHandlers !== undefined && { runtimeHandlers: this.#engine.runtimeHandlers }),
     });
   }

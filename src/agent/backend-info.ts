@@ -49,8 +49,8 @@ export class BackendInfo {
   /** For rendering pods. @throws ProviderError unavailable while it has not answered */
   forPods(): Backend {
     if (this.#info === undefined) throw new ProviderError("unavailable", "the backend has not answered yet");
-    const { name, runtimeHandlers } = this.#info;
-    return { name, capabilities: this.#capabilities, agentProbes: this.leavesProbes, runtimeHandlers };
+    const { name, runtimeHandlers, reserved } = this.#info;
+    return { name, capabilities: this.#capabilities, agentProbes: this.leavesProbes, runtimeHandlers, reserved };
   }
 
   /** For the Node. */

@@ -345,9 +345,9 @@ export class PodRenderer {
   /** Undefined when the backend can do all that the pod needs. */
   #gate(pod: Pod): NotReady | undefined {
     const { backend, facts } = this.#options;
-    const { name, capabilities, agentProbes = false } = backend();
+    const { name, agentProbes = false, ...has } = backend();
     const { allowHostPath, instanceTypes } = facts();
-    const gate = checkCapabilities(pod, { backend: name, capabilities, allowHostPath, agentProbes, instanceTypes });
+    const gate = checkCapabilities(pod, { ...has, backend: name, allowHostPath, agentProbes, instanceTypes });
     if (!gate.ok && isDaemonSetPod(pod)) return wait(daemonSetHeld(gate.message));
     if (!gate.ok) return { kind: "reject", reason: gate.reason, message: gate.message, missing: gate.missing };
     return undefined;

@@ -3,7 +3,7 @@
  * these; other modules read the objects, ask for the tokens and know the node.
  */
 import type { Capability } from "../provider/capabilities.ts";
-import type { MachinePatch, MachineSpec, RuntimeHandler } from "../provider/machine.ts";
+import type { MachinePatch, MachineSpec, ReservedCapabilities, RuntimeHandler } from "../provider/machine.ts";
 import type { ConfigMap, Pod, Secret, Service } from "../kube/wire.ts";
 import type { ResourceList } from "../resources/pod-resources.ts";
 import type { InstanceTypeRule } from "./admission/instance-types.ts";
@@ -51,6 +51,8 @@ export interface Backend {
   capabilities: ReadonlySet<Capability>;
   /** Probes are run by the agent, because the backend cannot but lets it reach the machines. */
   agentProbes?: boolean;
+  /** Capabilities that only pods of some namespaces have. */
+  reserved?: ReservedCapabilities | undefined;
   /** What a machine may name as its runtime. */
   runtimeHandlers?: readonly RuntimeHandler[] | undefined;
 }

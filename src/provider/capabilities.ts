@@ -33,6 +33,8 @@ export const CAPABILITIES = {
   "volumes.host_path": "a path of the machine itself",
   "volumes.persistent": "volumes that outlive machines, one machine at a time, fenced",
   "volumes.block": "persistent volumes as block devices",
+  "volumes.host": "a path of the backend's host",
+  mount_propagation: "what is mounted in a volume later is seen there, in either direction",
   patch_files: "files replaced in a running machine",
   // changes to a running machine
   patch_image: "a container's image replaced in place",
@@ -54,6 +56,10 @@ export const CAPABILITIES = {
   resource_limits: "cpu and memory limits enforced, OOM kills reported",
   ephemeral_storage_limits: "local storage limits enforced",
   tty: "a terminal for the main process",
+  // the backend's host, where its owner lets machines reach it
+  host_network: "the host's network in place of an own",
+  host_pid: "the host's processes",
+  host_ipc: "the host's IPC namespace",
   // placement
   instance_types: "named sizes",
 } as const;

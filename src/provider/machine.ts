@@ -25,6 +25,7 @@ export type ContainerSpec = Schemas["ContainerSpec"];
 export type RegistryAuth = Schemas["RegistryAuth"];
 export type MachineSpec = Schemas["MachineSpec"];
 export type MachinePatch = Schemas["MachinePatch"];
+export type ReservedCapabilities = NonNullable<Schemas["Info"]["reserved"]>;
 export type RuntimeHandler = NonNullable<Schemas["Info"]["runtime_handlers"]>[number];
 export type MachineState = Schemas["MachineState"];
 export type ContainerTermination = Schemas["ContainerTermination"];

@@ -14,7 +14,14 @@
 import type { Duplex, Readable } from "node:stream";
 import type { Capability } from "./capabilities.ts";
 import type { Schemas } from "./contract/document.ts";
-import type { Machine, MachinePatch, MachineSpec, RuntimeHandler, UnknownMachine } from "./machine.ts";
+import type {
+  Machine,
+  MachinePatch,
+  MachineSpec,
+  ReservedCapabilities,
+  RuntimeHandler,
+  UnknownMachine,
+} from "./machine.ts";
 import type { VolumeClass, VolumeProvider } from "./volume.ts";
 
 /** Every call takes a signal; when it aborts, the call rejects soon and whatever it held is released. */
@@ -39,6 +46,8 @@ export interface ProviderInfo {
   zone?: string;
   /** Most volumes that all machines together may have. Absent: no such limit. */
   maxAttachedVolumes?: number;
+  /** Which of the capabilities only machines of some namespaces have. Absent: none. */
+  reserved?: ReservedCapabilities;
   /** What it declares besides: names that are misspelt, or newer than this version. Absent: none. */
   unknownCapabilities?: readonly string[];
 }

@@ -45,6 +45,8 @@ export function requiredCapabilities(spec: MachineSpec): Requirement[] {
   if (spec.hosts !== undefined && spec.hosts.length > 0) need("hosts", "hosts");
   if (spec.registry_auth !== undefined && spec.registry_auth.length > 0) need("registry_auth", "registry_auth");
   if (spec.security !== undefined) machineSecurityNeeds(spec.security, need);
+  for (const part of ["network", "pid", "ipc"] as const)
+    if (spec.host?.[part] === true) need(`host_${part}`, `host.${part}`);
   return needs;
 }
 
@@ -76,6 +78,9 @@ function containerNeeds(
     if (port.host_port !== undefined) need("host_ports", `${field}.ports.${index}.host_port`);
   });
   if (container.cdi_devices?.length) need("cdi_devices", `${field}.cdi_devices`);
+  container.mounts?.forEach((mount, index) => {
+    if (mount.propagation !== undefined) need("mount_propagation", `${field}.mounts.${index}.propagation`);
+  });
   if (container.security !== undefined) containerSecurityNeeds(container.security, `${field}.security`, need);
 }
 
@@ -113,6 +118,9 @@ function volumeNeeds(volume: Volume, field: string, need: Need): void {
       return;
     case "persistent":
       need("volumes.persistent", field);
+      return;
+    case "host":
+      need("volumes.host", field);
   }
 }
 

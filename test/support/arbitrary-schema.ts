@@ -82,8 +82,9 @@ function stringOf({ pattern, format, minLength = 0, maxLength = 1e9 }: SchemaNod
   const expression = pattern === undefined ? undefined : new RegExp(pattern);
   const isAdmitted = (text: string) =>
     text.length >= minLength && text.length <= maxLength && (expression === undefined || expression.test(text));
-  const longest = fc.constantFrom(...[253, 256, 4096].map((length) => "x".repeat(length)).filter(isAdmitted), "x");
-  const words = fc.constantFrom(...WORDS.filter(isAdmitted), "x");
+  const plain = isAdmitted("x") ? "x" : "/x";
+  const longest = fc.constantFrom(...[253, 256, 4096].map((length) => "x".repeat(length)).filter(isAdmitted), plain);
+  const words = fc.constantFrom(...WORDS.filter(isAdmitted), plain);
   const others = fc.string({ unit: fc.constantFrom("a", "é", "\u{1f600}", '"', "\\", "/", "-", "."), maxLength: 40 });
   return fc.oneof({ weight: 4, arbitrary: words }, { weight: 1, arbitrary: longest }, others.filter(isAdmitted));
 }

@@ -8,7 +8,7 @@ import type { Socket } from "node:net";
 import { TLSSocket } from "node:tls";
 import { type Clock, type Provider, ProviderError } from "../../../src/provider/kit/index.ts";
 import type { ApiClient, ServerAuth } from "./options.ts";
-import { scopedProvider } from "./scope.ts";
+import { scopedProvider, VERBS } from "./scope.ts";
 
 export interface Caller {
   /** The client's. */
@@ -35,7 +35,7 @@ export class Clients {
     this.#clock = clock;
     const clients = [...(auth.clients ?? [])];
     if (auth.bearerTokens !== undefined || clients.length === 0)
-      clients.unshift({ name: DEFAULT_CLIENT, bearerTokens: auth.bearerTokens });
+      clients.unshift({ name: DEFAULT_CLIENT, bearerTokens: auth.bearerTokens, verbs: VERBS });
     this.#clients = clients.map((client) => ({ ...client, provider: scopedProvider(provider, client.name, client) }));
   }
 

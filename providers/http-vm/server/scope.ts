@@ -22,17 +22,20 @@ import {
   type Provider,
   ProviderError,
   type ProviderInfo,
+  requiredCapabilities,
+  type Requirement,
   type UnknownMachineEvent,
   volumeClaims,
   type VolumeProvider,
 } from "../../../src/provider/kit/index.ts";
 import { scopedVolumes } from "./scope-volumes.ts";
 
-export const VERBS = ["read", "logs", "write", "exec", "port_forward", "volumes"] as const;
+export const VERBS = ["read", "logs", "write", "exec", "port_forward", "volumes", "host"] as const;
 /**
  * read: machines, events, stats, capacity. logs: what containers wrote. write: create, change, stop and delete
  * machines. exec: run commands and attach. port_forward: connect to ports. volumes: create, let grow, reserve, release
- * and delete volumes.
+ * and delete volumes. host: make machines that need what the backend reserves for some namespaces; which one a machine
+ * is of is the client's word.
  */
 export type Verb = (typeof VERBS)[number];
 
@@ -41,7 +44,7 @@ export interface Scope {
   clusters?: readonly string[] | undefined;
   /** Names of nodes. Absent: all. */
   nodes?: readonly string[] | undefined;
-  /** Absent: all, but `volumes` where there are `nodes`: a volume is no node's. */
+  /** Absent: all but `host`, and but `volumes` where there are `nodes`: a volume is no node's. */
   verbs?: readonly Verb[] | undefined;
 }
 
@@ -49,7 +52,8 @@ type Labels = Record<string, string>;
 
 /** @param client named in refusals */
 export function scopedProvider(provider: Provider, client: string, scope: Scope): Provider {
-  if (scope.clusters === undefined && scope.nodes === undefined && scope.verbs === undefined) return provider;
+  const mayAll = VERBS.every((verb) => scope.verbs?.includes(verb));
+  if (scope.clusters === undefined && scope.nodes === undefined && mayAll) return provider;
   return new ScopedProvider(provider, client, scope);
 }
 
@@ -73,7 +77,8 @@ class ScopedProvider implements Provider {
     this.name = provider.name;
     this.#provider = provider;
     this.#client = client;
-    this.#verbs = verbs ?? (nodes === undefined ? VERBS : VERBS.filter((verb) => verb !== "volumes"));
+    const byName: readonly Verb[] = nodes === undefined ? ["host"] : ["host", "volumes"];
+    this.#verbs = verbs ?? VERBS.filter((verb) => !byName.includes(verb));
     this.#allowed = [
       ...(clusters === undefined ? [] : [[LABEL_CLUSTER, new Set(clusters.map(clusterPrefix))] as const]),
       ...(nodes === undefined ? [] : [[LABEL_NODE, new Set(nodes)] as const]),
@@ -82,6 +87,9 @@ class ScopedProvider implements Provider {
     if (provider.updatePod !== undefined)
       this.updatePod = async (id, patch, options) => {
         await this.#requireOwn("write", id, options);
+        const added = { labels: {}, containers: [], restart_policy: "always" as const };
+        const { ephemeral_containers = [] } = patch;
+        await this.#requireHost(requiredCapabilities({ ...added, ephemeral_containers }), options);
         return await provider.updatePod!(id, patch, options);
       };
     if (provider.watchPods !== undefined) this.watchPods = (since, options) => this.#watch(since, options);
@@ -133,6 +141,7 @@ class ScopedProvider implements Provider {
     if (wrong !== undefined)
       throw this.#refusal(`make a machine whose label ${wrong} is ${JSON.stringify(spec.labels[wrong] ?? "absent")}`);
     await this.#requireOwnVolumes(spec, options);
+    await this.#requireHost(requiredCapabilities(spec), options);
     return await this.#provider.createPod(id, spec, options);
   }
 
@@ -193,6 +202,15 @@ class ScopedProvider implements Provider {
 
   #require(verb: Verb): void {
     if (!this.#verbs.includes(verb)) throw this.#refusal(verb);
+  }
+
+  /** Nobody is believed about namespaces who was not given the verb. */
+  async #requireHost(needs: readonly Requirement[], options: CallOptions): Promise<void> {
+    if (needs.length === 0 || this.#verbs.includes("host")) return;
+    const { reserved } = await this.#provider.getInfo(options);
+    const need = needs.find(({ capability }) => reserved?.capabilities.includes(capability));
+    if (need !== undefined)
+      throw this.#refusal(`make a machine with ${need.capability} (${need.field}): it lacks the verb host`);
   }
 
   async #requireOwn(verb: Verb, id: string, options: CallOptions): Promise<void> {

@@ -11,6 +11,7 @@ import { hostResolvConf } from "./host-resolv.ts";
 import { hostsFile, resolvConf } from "./host-files.ts";
 import { readTextInRoot } from "./root-path.ts";
 import type { ContainerRef } from "../engine.ts";
+import { readFileIfExists } from "../host/files.ts";
 import { mountTmpfs } from "../host/mounts.ts";
 
 /** Besides what is in the files when they are made. */
@@ -29,7 +30,7 @@ export async function makeEtc(
   { hostname, address }: { hostname: string; address: string | undefined },
 ): Promise<void> {
   const files = {
-    hosts: hostsFile(spec, [address ?? LONGEST_ADDRESS]),
+    hosts: hostsFile(spec, [address ?? LONGEST_ADDRESS], await hostsOfHost(spec)),
     hostname: `${hostname}\n`,
     "resolv.conf": resolvConf(spec.dns) ?? (await hostResolvConf()),
   };
@@ -39,9 +40,14 @@ export async function makeEtc(
     if (name !== "hosts" || address !== undefined) await writeFile(join(dir, name), text);
 }
 
-/** Once the machine has an address. */
-export async function writeHosts(dir: string, spec: MachineSpec, address: string): Promise<void> {
-  await writeFile(join(dir, "hosts"), hostsFile(spec, [address]));
+/** Once the machine has an address, or is known to have none of its own. */
+export async function writeHosts(dir: string, spec: MachineSpec, addresses: readonly string[]): Promise<void> {
+  await writeFile(join(dir, "hosts"), hostsFile(spec, addresses.slice(0, 1), await hostsOfHost(spec)));
+}
+
+/** Undefined for a machine with a network of its own. */
+async function hostsOfHost({ host }: MachineSpec): Promise<string | undefined> {
+  return host?.network === true ? ((await readFileIfExists("/etc/hosts")) ?? "") : undefined;
 }
 
 /** Makes the container's message file, and says how that and the shared files are mounted. */

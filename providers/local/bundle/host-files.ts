@@ -1,13 +1,30 @@
 /** Contents of a container's /etc/hosts and /etc/resolv.conf, as the kubelet writes them. */
+import { hostname } from "node:os";
 import type { MachineSpec } from "../../../src/provider/kit/index.ts";
 
+/** @param host contents of the host's own file, for a machine on the host's network */
 export function hostsFile(
   spec: Pick<MachineSpec, "hostname" | "domain" | "hosts">,
   addresses: readonly string[],
+  host?: string,
 ): string {
   const { hostname, domain } = spec;
   const names = hostname === undefined ? [] : domain === undefined ? [hostname] : [`${hostname}.${domain}`, hostname];
-  const lines = [
+  const lines = host === undefined ? ownLines(names, addresses) : [HOST_NETWORK_HEADER, host.trimEnd()];
+  if (spec.hosts !== undefined && spec.hosts.length > 0) {
+    lines.push(
+      "",
+      "# Entries added by HostAliases.",
+      ...spec.hosts.map(({ ip, names: aliases }) => [ip, ...aliases].join("\t")),
+    );
+  }
+  return `${lines.join("\n")}\n`;
+}
+
+const HOST_NETWORK_HEADER = "# Kubernetes-managed hosts file (host network).";
+
+function ownLines(names: readonly string[], addresses: readonly string[]): string[] {
+  return [
     "# Kubernetes-managed hosts file.",
     "127.0.0.1\tlocalhost",
     "::1\tlocalhost ip6-localhost ip6-loopback",
@@ -17,14 +34,6 @@ export function hostsFile(
     "fe00::2\tip6-allrouters",
     ...(names.length === 0 ? [] : addresses.map((address) => [address, ...names].join("\t"))),
   ];
-  if (spec.hosts !== undefined && spec.hosts.length > 0) {
-    lines.push(
-      "",
-      "# Entries added by HostAliases.",
-      ...spec.hosts.map(({ ip, names: aliases }) => [ip, ...aliases].join("\t")),
-    );
-  }
-  return `${lines.join("\n")}\n`;
 }
 
 /** Undefined when the machine has no settings of its own: then the host's file serves. */
@@ -38,9 +47,10 @@ export function resolvConf(dns: MachineSpec["dns"]): string | undefined {
 
 /** What gethostname(2) says inside the machine. */
 export function kernelHostname(
-  spec: Pick<MachineSpec, "hostname" | "domain" | "hostname_is_fqdn">,
+  spec: Pick<MachineSpec, "hostname" | "domain" | "hostname_is_fqdn" | "host">,
   machineId: string,
 ): string {
-  const hostname = spec.hostname ?? machineId.slice(0, 63);
-  return spec.hostname_is_fqdn === true && spec.domain !== undefined ? `${hostname}.${spec.domain}` : hostname;
+  if (spec.host?.network === true) return hostname();
+  const name = spec.hostname ?? machineId.slice(0, 63);
+  return spec.hostname_is_fqdn === true && spec.domain !== undefined ? `${name}.${spec.domain}` : name;
 }

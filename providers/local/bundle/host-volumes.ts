@@ -9,6 +9,7 @@ import { ContainerError, type MachineHome } from "../engine.ts";
 import { isMissing } from "../host/files.ts";
 import { bindDescriptor, mountTmpfs } from "../host/mounts.ts";
 import type { TreeMeter } from "../host/tree-use.ts";
+import { hostPath } from "./host-access.ts";
 import { writeFilesVolume } from "./volume-files.ts";
 import { openInRoot } from "./root-path.ts";
 
@@ -65,13 +66,14 @@ export async function volumeSource(
       "CreateContainerConfigError",
       `container ${container}: there is no volume ${JSON.stringify(mount.volume)}`,
     );
-  const source = volume.type === "image" ? image : volumeDir(home, volume);
+  const source = volume.type === "image" ? image : volume.type === "host" ? hostPath(volume) : volumeDir(home, volume);
   if (source === undefined)
     throw new ContainerError("ImageVolumeMountFailed", `volume ${volume.name}: its image is not there`);
-  const writable = volume.type === "empty_dir" && mount.read_only !== true;
+  const isOwn = volume.type === "empty_dir" || volume.type === "host";
+  const writable = isOwn && mount.read_only !== true;
   if (mount.sub_path === undefined || mount.sub_path === "") return { source, writable };
 
-  const fd = openPart(source, container, mount.sub_path, { mount, create: volume.type === "empty_dir" });
+  const fd = openPart(source, container, mount.sub_path, { mount, create: isOwn });
   if (at === undefined) {
     const path = readlinkSync(`/proc/self/fd/${fd}`);
     closeSync(fd);

@@ -160,6 +160,22 @@ const containedKeys = {
     .describe("Processes and threads per pod; all pods together have four fifths of the host's. Default 4096."),
 };
 
+const hostSchema = z
+  .strictObject({
+    namespaces: z
+      .array(
+        z.string().regex(/^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$/, "must be the name of a namespace such as kube-system"),
+      )
+      .min(1)
+      .describe(
+        "Kubernetes namespaces whose pods may have it, as the agents name them: whoever makes pods there owns this host.",
+      ),
+  })
+  .optional()
+  .describe(
+    "Who may have this host's network, processes, IPC and files (hostNetwork, hostPID, hostIPC, hostPath), mounts that propagate, and privileged containers. A client of `clients` needs the verb host for it. Absent: nobody.",
+  );
+
 const ociSchema = z.strictObject({
   type: z.literal("oci"),
   runtime: z.string().optional().describe("OCI runtime, by name or path. Default runc."),
@@ -202,6 +218,7 @@ const criSchema = z
         "Devices of this host that containers may have, by their names in the Container Device Interface (specifications in /etc/cdi and /var/run/cdi); * after = stands for all of a kind. Whoever may create machines may have them. Default none.",
       ),
     ...containedKeys,
+    host: hostSchema,
     images: imagesSchema,
     network: networkSchema,
   })

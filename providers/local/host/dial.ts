@@ -1,5 +1,6 @@
 /** Connections to the ports of machines. */
 import { connect } from "node:net";
+import { networkInterfaces } from "node:os";
 import type { Duplex } from "node:stream";
 
 /**
@@ -15,4 +16,27 @@ export function dialTcp(host: string, port: number, signal: AbortSignal): Promis
       resolve(socket);
     });
   });
+}
+
+/**
+ * A port of this host, as its own programs and as others reach it: not all listen on every address.
+ * @param target `loopback`: what listens there alone
+ * @throws what the system says of the loopback, or the signal's reason
+ */
+export async function dialHost(port: number, target: "address" | "loopback", signal: AbortSignal): Promise<Duplex> {
+  try {
+    return await dialTcp("127.0.0.1", port, signal);
+  } catch (thrown) {
+    if (target === "loopback" || signal.aborted) throw thrown;
+    for (const address of outerAddresses()) {
+      const socket = await dialTcp(address, port, signal).catch(() => undefined);
+      if (socket !== undefined) return socket;
+    }
+    throw thrown;
+  }
+}
+
+function outerAddresses(): string[] {
+  const all = Object.values(networkInterfaces()).flatMap((each) => each ?? []);
+  return all.filter(({ family, internal }) => family === "IPv4" && !internal).map(({ address }) => address);
 }

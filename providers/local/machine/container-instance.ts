@@ -195,7 +195,8 @@ export class ContainerInstance implements Stoppable {
   /** What hooks and probes are aimed at. */
   #target(sandbox: Sandbox): Target {
     return {
-      addresses: sandbox.addresses,
+      // On the host's network it has none of its own.
+      addresses: sandbox.addresses.length > 0 ? sandbox.addresses : ["127.0.0.1"],
       dial: (port, signal) => sandbox.dial(port, "address", signal),
       dialLoopback: (port, signal) => sandbox.dial(port, "loopback", signal),
       exec: (command, options) => (sandbox.execToEnd ?? sandbox.exec).call(sandbox, this.#ref, command, options),

@@ -56,7 +56,9 @@ function isRejected({ pod, machine, verdict }: StatusInput): boolean {
 function addresses({ pod, machine, hostIPs: known }: StatusInput): Partial<PodStatus> {
   const { podIP, podIPs: lastIPs } = pod.status ?? {};
   const hostIPs = oneOfEachFamily(known);
-  const machineIPs = oneOfEachFamily(machine?.addresses.map((a) => a.ip) ?? [], hostIPs[0]);
+  // On the host's network a pod has the node's addresses, whatever the backend says.
+  const isHosts = machine !== undefined && pod.spec?.hostNetwork === true;
+  const machineIPs = isHosts ? hostIPs : oneOfEachFamily(machine?.addresses.map((a) => a.ip) ?? [], hostIPs[0]);
   const last = lastIPs?.map((p) => p.ip) ?? (podIP ? [podIP] : []);
   const podIPs = machineIPs.length > 0 ? machineIPs : last;
   return {

@@ -4,6 +4,7 @@
  * API.
  */
 import type { Capability } from "../../provider/capabilities.ts";
+import type { ReservedCapabilities } from "../../provider/machine.ts";
 import { containersOf } from "../../kube/pod.ts";
 import type { Container, Pod } from "../../kube/wire.ts";
 import { shortened } from "../budget.ts";
@@ -16,6 +17,8 @@ import {
   instanceTypeFault,
   type InstanceTypeRule,
 } from "./instance-types.ts";
+import { containerFields, containerPaths, isSet, paths } from "./pod-paths.ts";
+import { isReserved } from "./reserved.ts";
 import { isServiceAccountVolume, SUPPORTED_VOLUME_KINDS, usedVolumes, volumeKind } from "../pod-volumes.ts";
 
 /** A feature of pods: how the documentation calls its field, and where this pod uses it. */
@@ -28,6 +31,8 @@ interface Feature {
 
 interface GatedFeature extends Feature {
   capability: Capability;
+  /** With this one in its place, and the leave of the node's configuration, the pod runs too. */
+  instead?: "volumes.host_path";
   /** Without the capability the pod still runs; its author is told by a Warning event. */
   warning?: { reason: string; effect: string };
   /** The kubelet's own reason and words for a node that lacks it, where there are some. */
@@ -99,7 +104,7 @@ export const GATED_FEATURES: readonly GatedFeature[] = [
   {
     capability: "host_ports",
     field: "spec.containers.ports.hostPort",
-    find: (pod) => containerPaths(pod, (c) => paths(c.ports, ".ports", (p) => (p.hostPort ?? 0) > 0, ".hostPort")),
+    find: findHostPorts,
   },
   {
     capability: "privileged",
@@ -184,10 +189,24 @@ export const GATED_FEATURES: readonly GatedFeature[] = [
   },
   { capability: "volumes.image", field: "spec.volumes.image", find: (pod) => findVolumes(pod, "image") },
   {
-    capability: "volumes.host_path",
-    field: "spec.volumes.hostPath (and allowHostPath in the node's configuration)",
+    capability: "volumes.host",
+    field: "spec.volumes.hostPath",
+    // With that, the path is one of the pod's own machine.
+    instead: "volumes.host_path",
     find: (pod) => findVolumes(pod, "hostPath"),
   },
+  {
+    capability: "mount_propagation",
+    field: "spec.containers.volumeMounts.mountPropagation: Bidirectional",
+    find: (pod) => findMounts(pod, (m) => m.mountPropagation === "Bidirectional", ".mountPropagation"),
+  },
+  {
+    capability: "host_network",
+    field: "spec.hostNetwork",
+    find: (pod) => (pod.spec?.hostNetwork ? ["spec.hostNetwork"] : []),
+  },
+  { capability: "host_pid", field: "spec.hostPID", find: (pod) => (pod.spec?.hostPID ? ["spec.hostPID"] : []) },
+  { capability: "host_ipc", field: "spec.hostIPC", find: (pod) => (pod.spec?.hostIPC ? ["spec.hostIPC"] : []) },
 ];
 
 /**
@@ -201,21 +220,6 @@ const EPHEMERAL = { capability: "ephemeral_containers", field: "spec.ephemeralCo
  * @internal
  */
 export const REFUSED_FEATURES: readonly RefusedFeature[] = [
-  {
-    field: "spec.hostNetwork",
-    why: "a machine has a network of its own",
-    find: (pod) => (pod.spec?.hostNetwork ? ["spec.hostNetwork"] : []),
-  },
-  {
-    field: "spec.hostPID",
-    why: "a machine has processes of its own",
-    find: (pod) => (pod.spec?.hostPID ? ["spec.hostPID"] : []),
-  },
-  {
-    field: "spec.hostIPC",
-    why: "a machine has an IPC namespace of its own",
-    find: (pod) => (pod.spec?.hostIPC ? ["spec.hostIPC"] : []),
-  },
   {
     field: "spec.volumes of any other kind",
     why: "this kind of volume cannot be given to a machine",
@@ -240,11 +244,6 @@ export const REFUSED_FEATURES: readonly RefusedFeature[] = [
     field: "spec.containers.volumeDevices",
     why: "block devices cannot be given to a machine",
     find: (pod) => containerFields(pod, ["volumeDevices"]),
-  },
-  {
-    field: "spec.containers.volumeMounts.mountPropagation: Bidirectional",
-    why: "a machine shares no mounts with its host",
-    find: (pod) => findMounts(pod, (m) => m.mountPropagation === "Bidirectional", ".mountPropagation"),
   },
   {
     field: "spec.containers.volumeMounts.recursiveReadOnly: Enabled",
@@ -309,6 +308,8 @@ export const IGNORED_FEATURES: readonly IgnoredFeature[] = [
 export interface GateContext {
   backend: string;
   capabilities: ReadonlySet<Capability>;
+  /** Of the capabilities, those that only pods of some namespaces have. */
+  reserved?: ReservedCapabilities | undefined;
   allowHostPath: boolean;
   /** Probes are run by the agent where the backend cannot. */
   agentProbes: boolean;
@@ -364,12 +365,8 @@ function findProblems(pod: Pod, context: GateContext): Problem[] {
         problems.push({ path, why, reason: UNSUPPORTED_FEATURE });
       continue;
     }
-    const isMissing = !context.capabilities.has(feature.capability);
-    const isSwitchedOff = feature.capability === "volumes.host_path" && !context.allowHostPath;
-    if (!isMissing && !isSwitchedOff) continue;
-    const why = "hostPath is not allowed on this node (allowHostPath)";
-    for (const path of feature.find(pod))
-      problems.push(isMissing ? lacks(path, feature, context) : { path, why, reason: UNSUPPORTED_FEATURE });
+    const refusal = refusalOf(feature, pod, context);
+    if (refusal !== undefined) problems.push(...feature.find(pod).map(refusal));
   }
   const forbidden = instanceTypeFault(pod, context.instanceTypes);
   if (forbidden !== undefined)
@@ -379,6 +376,22 @@ function findProblems(pod: Pod, context: GateContext): Problem[] {
       reason: INSTANCE_TYPE_FORBIDDEN,
     });
   return problems;
+}
+
+/** Undefined when the pod may ask for it. */
+function refusalOf(feature: GatedFeature, pod: Pod, context: GateContext): ((path: string) => Problem) | undefined {
+  const { capability, instead } = feature;
+  const isThere = context.capabilities.has(capability);
+  if (isThere && !isReserved(capability, pod, context)) return undefined;
+  const hasInstead = instead !== undefined && context.capabilities.has(instead);
+  if (hasInstead && context.allowHostPath) return undefined;
+  const refuse = (why: string) => (path: string) => ({ path, why, reason: UNSUPPORTED_FEATURE });
+  if (isThere) {
+    const namespace = pod.metadata?.namespace ?? "default";
+    return refuse(`backend "${context.backend}" has ${capability} for other namespaces than "${namespace}"`);
+  }
+  if (hasInstead) return refuse("hostPath is not allowed on this node (allowHostPath)");
+  return (path) => lacks(path, feature, context);
 }
 
 function resultOf(problems: readonly Problem[]): GateResult {
@@ -421,8 +434,8 @@ export function capabilityWarnings(pod: Pod, context: Pick<GateContext, "backend
 export function supportTable(): string {
   const rows = [
     ...GATED_FEATURES.map(
-      ({ field, capability, warning }) =>
-        `| ${field} | \`${capability}\`${warning ? `; without it the pod runs, with event ${warning.reason}` : ""} |`,
+      ({ field, capability, warning, instead }) =>
+        `| ${field} | \`${capability}\`${instead ? `, or \`${instead}\` and the node's allowHostPath` : ""}${warning ? `; without it the pod runs, with event ${warning.reason}` : ""} |`,
     ),
     `| ${EPHEMERAL.field} | \`${EPHEMERAL.capability}\`; without it the pod runs on, with event ${UNSUPPORTED_FEATURE} |`,
     ...IGNORED_FEATURES.map(({ field, reason, why }) => `| ${field} | ${why}; the pod runs, with event ${reason} |`),
@@ -432,31 +445,6 @@ export function supportTable(): string {
 }
 
 // ------------------------------------------------------------------------------------------------------------ finders
-
-function paths<T>(items: readonly T[] | undefined, base: string, isUsed: (item: T) => boolean, suffix = ""): string[] {
-  return (items ?? []).flatMap((item, index) => (isUsed(item) ? [`${base}[${index}]${suffix}`] : []));
-}
-
-/** Calls `find` for every init and main container and completes the paths that it returns. */
-function containerPaths(pod: Pod, find: (container: Container) => string[]): string[] {
-  const groups = [
-    { base: "spec.initContainers", containers: pod.spec?.initContainers ?? [] },
-    { base: "spec.containers", containers: pod.spec?.containers ?? [] },
-  ];
-  return groups.flatMap(({ base, containers }) =>
-    containers.flatMap((container, index) => find(container).map((path) => `${base}[${index}]${path}`)),
-  );
-}
-
-function containerFields(pod: Pod, fields: readonly (keyof Container)[]): string[] {
-  return containerPaths(pod, (container) =>
-    fields.filter((field) => isSet(container[field])).map((field) => `.${field}`),
-  );
-}
-
-function isSet(value: unknown): boolean {
-  return value !== undefined && value !== null && !(Array.isArray(value) && value.length === 0);
-}
 
 function findRestartRules(pod: Pod): string[] {
   const rules = containerFields(pod, ["restartPolicyRules"]);
@@ -536,6 +524,12 @@ function findHostname(pod: Pod): string[] {
     ? (["hostnameOverride", "setHostnameAsFQDN"] as const)
     : (["hostname", "subdomain", "hostnameOverride", "setHostnameAsFQDN"] as const);
   return fields.filter((field) => Boolean(pod.spec?.[field])).map((field) => `spec.${field}`);
+}
+
+/** On the host's network each port is one of the host's, and none is forwarded. */
+function findHostPorts(pod: Pod): string[] {
+  if (pod.spec?.hostNetwork) return [];
+  return containerPaths(pod, (c) => paths(c.ports, ".ports", (p) => (p.hostPort ?? 0) > 0, ".hostPort"));
 }
 
 function findPodIp(pod: Pod): string[] {

@@ -81,7 +81,7 @@ function renderValidContainer(context: RenderContext, container: AnyContainer, b
       stdin_once: ifTrue(container.stdinOnce),
       resources: containerResources(container.resources),
       mounts: nonEmpty(mounts.value),
-      ports: nonEmpty(container.ports?.map(renderPort)),
+      ports: nonEmpty(container.ports?.map((port) => renderPort(port, context.pod))),
       stop: container.lifecycle?.stopSignal ? { signal: container.lifecycle.stopSignal } : undefined,
       hooks: hooks.value,
       probes: probes.value,
@@ -138,14 +138,16 @@ function renderHooks(container: AnyContainer): Result<ContainerSpec["hooks"] | u
   return success(Object.keys(hooks).length > 0 ? hooks : undefined);
 }
 
-function renderPort(port: NonNullable<Container["ports"]>[number]): ContainerPort {
+function renderPort(port: NonNullable<Container["ports"]>[number], pod: Pod): ContainerPort {
   const protocol = (port.protocol ?? "TCP").toLowerCase();
+  // On the host's network the container's port is the host's: nothing has to be forwarded.
+  const isForwarded = port.hostPort && pod.spec?.hostNetwork !== true;
   return {
     port: port.containerPort,
     protocol: protocol === "udp" || protocol === "sctp" ? protocol : "tcp",
     ...(port.name && { name: port.name }),
-    ...(port.hostPort && { host_port: port.hostPort }),
-    ...(port.hostPort && port.hostIP && { host_ip: port.hostIP }),
+    ...(isForwarded && { host_port: port.hostPort }),
+    ...(isForwarded && port.hostIP && { host_ip: port.hostIP }),
   };
 }
 

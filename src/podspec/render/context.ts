@@ -1,6 +1,8 @@
 /** What the parts of one render share: what it is made from, and what they leave for each other. */
 import { uidOf } from "../../kube/pod.ts";
 import type { Pod } from "../../kube/wire.ts";
+import type { Capability } from "../../provider/capabilities.ts";
+import { isReserved } from "../admission/reserved.ts";
 import { PodBudget } from "../budget.ts";
 import type { Backend, NodeFacts, PodEvent, References, WaitingContainer } from "../types.ts";
 import { podServiceVariables } from "./env.ts";
@@ -27,6 +29,11 @@ export interface RenderContext extends RenderInput {
   budget: PodBudget;
   /** The same for all containers. @throws OverBudgetError */
   serviceVariables: () => ReadonlyMap<string, string> | undefined;
+}
+
+/** Whether the backend has it, for pods of this one's namespace. */
+export function mayUse({ backend, pod }: Pick<RenderInput, "backend" | "pod">, capability: Capability): boolean {
+  return backend.capabilities.has(capability) && !isReserved(capability, pod, backend);
 }
 
 export function newContext(input: RenderInput): RenderContext {

@@ -26,7 +26,7 @@ export function podDns(pod: Pod, settings: DnsSettings, events: PodEvent[]): Res
   const policy = pod.spec?.dnsPolicy ?? "ClusterFirst";
   if (policy === "None") {
     conf = { nameservers: [], searches: [], options: [] };
-  } else if (policy !== "Default") {
+  } else if (policy !== "Default" && !(policy === "ClusterFirst" && pod.spec?.hostNetwork)) {
     if (settings.clusterDns.length > 0) {
       const domain = settings.clusterDomain;
       const clusterSearches = domain === "" ? [] : [`${namespace}.svc.${domain}`, `svc.${domain}`, domain];

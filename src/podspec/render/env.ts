@@ -133,8 +133,12 @@ function sourceValue(
 ): Result<string> | undefined {
   if (from.configMapKeyRef || from.secretKeyRef)
     return keyValue(variableName, from, pod.metadata?.namespace ?? "", references, events);
-  if (from.fieldRef)
-    return fieldValueForEnv(pod, from.fieldRef, { nodeName: node.nodeName, hostIPs: node.hostIPs, tokens });
+  if (from.fieldRef) {
+    const { nodeName, hostIPs } = node;
+    // On the host's network its addresses are the node's.
+    const known = { pod_ip: hostIPs[0] ?? "", pod_ips: hostIPs.join(",") };
+    return fieldValueForEnv(pod, from.fieldRef, { nodeName, hostIPs, tokens: pod.spec?.hostNetwork ? known : tokens });
+  }
   if (from.resourceFieldRef) return resourceValue(pod, container, from.resourceFieldRef, node.allocatable);
   return failure(`environment variable "${variableName}" has no known source`);
 }

@@ -2,7 +2,7 @@
 import type { Container } from "../../kube/wire.ts";
 import type { Mount } from "../../provider/machine.ts";
 import { failure, type Result, success } from "../../util/result.ts";
-import type { RenderContext } from "./context.ts";
+import { mayUse, type RenderContext } from "./context.ts";
 import { expand } from "./expansion.ts";
 import { cleanPath, MAX_PATH_LENGTH, subPathProblem } from "./paths.ts";
 
@@ -25,10 +25,18 @@ export function renderMounts(
       volume: mount.name,
       path: mount.mountPath.startsWith("/") ? mount.mountPath : `/${mount.mountPath}`,
       ...((mount.readOnly || context.readOnlyVolumes.has(mount.name)) && { read_only: true }),
+      ...propagationOf(context, mount),
       ...(subPath.value !== "" && subPath.value !== "." && { sub_path: subPath.value }),
     });
   }
   return success(mounts);
+}
+
+/** What the host mounts later is nothing to a machine that cannot see it. */
+function propagationOf(context: RenderContext, { mountPropagation }: VolumeMount): Pick<Mount, "propagation"> {
+  if (!mayUse(context, "mount_propagation")) return {};
+  if (mountPropagation === "HostToContainer") return { propagation: "host_to_container" };
+  return mountPropagation === "Bidirectional" ? { propagation: "bidirectional" } : {};
 }
 
 /** Empty for the whole volume. */

@@ -22,13 +22,13 @@ import { podReferences } from "../references/references.ts";
 import { pickDefined } from "../security-context.ts";
 import type { PodEvent, RenderResult, WaitingContainer } from "../types.ts";
 import { type AnyContainer, ifTrue, nonEmpty, renderContainer, restartPolicy } from "./container.ts";
-import { newContext, type RenderContext, type RenderInput } from "./context.ts";
+import { mayUse, newContext, type RenderContext, type RenderInput } from "./context.ts";
 import { podDns } from "./dns.ts";
 import type { AddressTokens } from "./field-refs.ts";
 import { podHostname } from "./hostname.ts";
 import { machineResources } from "./machine-resources.ts";
-import { machineSecurity } from "./security.ts";
-import { renderVolume } from "./volumes.ts";
+import { hostAccess, machineSecurity } from "./security.ts";
+import { asHosts, renderVolume } from "./volumes.ts";
 
 const DEFAULT_GRACE_SECONDS = 30;
 const READ_ONLY_VOLUMES: readonly string[] = ["configMap", "secret", "downwardAPI", "projected", "image"];
@@ -102,13 +102,16 @@ function machineSpec(
       priority: podSpec?.priority || undefined,
       runtime_handler: runtimeHandler,
       instance_type: ifCapable("instance_types", () => pod.metadata?.annotations?.[ANNOTATION_INSTANCE_TYPE]),
-      hostname: ifCapable("hostname", () => hostname.hostname),
-      domain: ifCapable("hostname", () => hostname.domain),
-      hostname_is_fqdn: ifCapable("hostname", () => ifTrue(hostname.asFqdn)),
+      ...(podSpec?.hostNetwork !== true && {
+        hostname: ifCapable("hostname", () => hostname.hostname),
+        domain: ifCapable("hostname", () => hostname.domain),
+        hostname_is_fqdn: ifCapable("hostname", () => ifTrue(hostname.asFqdn)),
+      }),
       dns: ifCapable("dns", () => podDns(pod, node.dns, events)),
       hosts: nonEmpty(podSpec?.hostAliases?.map(({ ip, hostnames }) => ({ ip, names: [...(hostnames ?? [])] }))),
       registry_auth: nonEmpty(auth),
       security: machineSecurity(pod),
+      host: hostAccess(pod),
       address_tokens: [...initContainers, ...containers, ...ephemeral].some((each) => usesTokens(each, tokens))
         ? tokens
         : undefined,
@@ -153,6 +156,7 @@ function gateContext({ backend, node }: RenderInput): GateContext {
   return {
     backend: backend.name,
     capabilities: backend.capabilities,
+    reserved: backend.reserved,
     allowHostPath: node.allowHostPath,
     instanceTypes: node.instanceTypes,
     agentProbes: backend.agentProbes ?? false,
@@ -232,7 +236,7 @@ function renderVolumes(context: RenderContext): { volumes: Volume[]; unmounted: 
       });
       continue;
     }
-    volumes.push(rendered.volume);
+    volumes.push(mayUse(context, "volumes.host") ? asHosts(rendered.volume) : rendered.volume);
     context.volumeNames.add(volume.name);
     if (READ_ONLY_VOLUMES.includes(volumeKind(volume))) context.readOnlyVolumes.add(volume.name);
   }

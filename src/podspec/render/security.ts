@@ -57,6 +57,16 @@ export function machineSecurity(pod: Pod): MachineSpec["security"] | undefined {
   return Object.keys(security).length > 0 ? security : undefined;
 }
 
+/** What the pod has of its node instead of its own; undefined when that is nothing. */
+export function hostAccess({ spec }: Pod): MachineSpec["host"] | undefined {
+  const host = pickDefined({
+    network: spec?.hostNetwork || undefined,
+    pid: spec?.hostPID || undefined,
+    ipc: spec?.hostIPC || undefined,
+  });
+  return Object.keys(host).length > 0 ? host : undefined;
+}
+
 /** The one user that all containers run as, when there is such a user (volume/util `FsUserFrom`). */
 export function sharedUser(pod: Pod): number | undefined {
   let shared: number | undefined;

@@ -62,6 +62,15 @@ export function renderVolume(
   }
 }
 
+/** A hostPath as a path of the backend's host; any other volume as it is. */
+export function asHosts(volume: Volume): Volume {
+  if (volume.type !== "host_path") return volume;
+  const { path_type, ...rest } = volume;
+  // The API server admits no other type.
+  const type = path_type as Extract<Volume, { type: "host" }>["path_type"];
+  return { ...rest, type: "host", ...(type !== undefined && { path_type: type }) };
+}
+
 /**
  * Short hash of everything that a program in the machine could tell apart.
  * @internal

@@ -525,6 +525,8 @@ export interface components {
        *     | `volumes.host_path` | a path of the machine itself |
        *     | `volumes.persistent` | volumes that outlive machines, one machine at a time, fenced |
        *     | `volumes.block` | persistent volumes as block devices |
+       *     | `volumes.host` | a path of the backend's host |
+       *     | `mount_propagation` | what is mounted in a volume later is seen there, in either direction |
        *     | `patch_files` | files replaced in a running machine |
        *     | `patch_image` | a container's image replaced in place |
        *     | `patch_registry_auth` | registry credentials of a machine replaced, and their version shown |
@@ -544,6 +546,9 @@ export interface components {
        *     | `resource_limits` | cpu and memory limits enforced, OOM kills reported |
        *     | `ephemeral_storage_limits` | local storage limits enforced |
        *     | `tty` | a terminal for the main process |
+       *     | `host_network` | the host's network in place of an own |
+       *     | `host_pid` | the host's processes |
+       *     | `host_ipc` | the host's IPC namespace |
        *     | `instance_types` | named sizes |
        */
       capabilities: string[];
@@ -563,6 +568,11 @@ export interface components {
       volume_classes?: components["schemas"]["VolumeClass"][];
       /** @description Where its machines are: what a volume's `zone` has to be for them. Absent: there are no zones. */
       zone?: string;
+      /** @description Of `capabilities`, those that only machines of some namespaces (label `vmlet.dev/namespace`) have, as access to the host. A machine of another one that needs them is refused: `unsupported`. Absent: none. */
+      reserved?: {
+        capabilities: string[];
+        namespaces: string[];
+      };
       /** @description What a client should know before it hits it. */
       limits?: {
         /** @description Largest request body. */
@@ -736,6 +746,29 @@ export interface components {
           read_only?: boolean;
           /** @description How its file system is mounted: `noatime`, `discard`. An option that the backend does not allow is `invalid`. */
           mount_options?: string[];
+        }
+      | {
+          /** @description Name that mounts refer to. */
+          name: components["schemas"]["Name"];
+          /**
+           * @description A path of the backend's host. Capability `volumes.host`.
+           * @constant
+           */
+          type: "host";
+          /** @description Absolute path on the host, without `..`. */
+          path: string;
+          /**
+           * @description What has to be there, or is made. Absent: whatever is there, else a folder is made.
+           * @enum {string}
+           */
+          path_type?:
+            | "DirectoryOrCreate"
+            | "Directory"
+            | "FileOrCreate"
+            | "File"
+            | "Socket"
+            | "CharDevice"
+            | "BlockDevice";
         };
     Device: {
       /** @description Name of the volume: a persistent one of mode `block`. */
@@ -750,6 +783,11 @@ export interface components {
       path: string;
       /** @description The container may not write to it. */
       read_only?: boolean;
+      /**
+       * @description What becomes of mounts that are made later within the volume: `host_to_container` shows the container those of the others, `bidirectional` shows the others its own, too. Absent: neither. Capability `mount_propagation`.
+       * @enum {string}
+       */
+      propagation?: "host_to_container" | "bidirectional";
       /** @description Path within the volume that is mounted in place of its root. Relative, without `..`; it must not lead out of the volume by a link either. */
       sub_path?: string;
     };
@@ -1141,6 +1179,15 @@ export interface components {
         share_process_namespace?: boolean;
         /** @description With false, the machine's users must be none of its host's. Capability `user_namespace`. */
         host_users?: boolean;
+      };
+      /** @description What the machine has of its backend's host instead of its own. Whoever gets it may do on the host what its rights there permit: a backend gives it where its owner says so, by namespace. */
+      host?: {
+        /** @description Its network: the machine has no `addresses` of its own, `hostname` is not used, and no port is forwarded. Capability `host_network`. */
+        network?: boolean;
+        /** @description Its processes. Capability `host_pid`. */
+        pid?: boolean;
+        /** @description Its IPC namespace. Capability `host_ipc`. */
+        ipc?: boolean;
       };
       /** @description A machine's address is not known when its specification is written. Each occurrence of one of these strings in a container's env values, command or args is replaced, when the container starts, with the first address or all of them joined by commas. */
       address_tokens?: {
@@ -2230,4 +2277,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: b5844473db1f362a3c836239940da0cb94597a7a81080a273ced1a04ae5b3631
+// sha256 of openapi.yaml: 4303d3a9c4e630b45109cb985baf1a040096bf9cdff4736281962b65451ce457

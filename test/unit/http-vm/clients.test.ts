@@ -13,6 +13,7 @@ import {
   type MachineApiServerOptions,
 } from "../../../providers/http-vm/index.ts";
 import { MemoryProvider } from "../../../providers/memory/index.ts";
+import { ALL_CAPABILITIES } from "../../../src/provider/capabilities.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
 import { ownerLabels } from "../../../src/provider/owner.ts";
 import { silentLogger, type Logger } from "../../../src/telemetry/logger.ts";
@@ -318,6 +319,47 @@ describe("volumes, which are a cluster's", () => {
     expect(await codeOf(call("PUT", "/v1/machines/keeper", machineWith("own-disk")))).toBe(200);
     expect(await codeOf(call("PUT", "/v1/machines/hopeful", machineWith("no-disk")))).toBe("not_found");
     expect((await memory.volumes.get("foreign-disk", { signal })).attachments).toEqual([]);
+  });
+});
+
+describe("what a backend reserves for some namespaces", () => {
+  const privileged = { containers: [{ name: "c", image: "i", security: { privileged: true } }] };
+  const made = async (client: Partial<ApiClient>, spec: object) => {
+    const { call, memory } = await backendWith([agent({ clusters: undefined, nodes: undefined, ...client })]);
+    const info = await memory.getInfo({ signal });
+    const reserved = { capabilities: ["privileged", "host_pid"], namespaces: ["kube-system"] };
+    const create = memory.createPod.bind(memory);
+    Object.assign(memory, {
+      getInfo: () => Promise.resolve({ ...info, capabilities: ALL_CAPABILITIES, reserved }),
+      createPod: (id: string, { labels }: MachineSpec, options: { signal: AbortSignal }) =>
+        create(id, specOf(labels), options),
+    });
+    const body = { labels: {}, restart_policy: "never", containers: [{ name: "c", image: "i" }], ...spec };
+    return { reply: (await call("PUT", "/v1/machines/new", body)).body, call };
+  };
+
+  test.each([
+    ["privileged", privileged],
+    ["the host's processes", { host: { pid: true } }],
+  ])("is refused to a client without the verb host: %s", async (_name, spec) => {
+    const { reply } = await made({}, spec);
+    expect(reply.error).toMatchObject({
+      code: "unauthorized",
+      message: expect.stringContaining("lacks the verb host"),
+    });
+  });
+
+  test("is had by one that was given it, and what is not reserved by all", async () => {
+    expect((await made({ verbs: ["read", "write", "host"] }, privileged)).reply.error).toBeUndefined();
+    expect((await made({}, {})).reply.error).toBeUndefined();
+  });
+
+  test("is not had by a container that is added later either", async () => {
+    const { call } = await made({}, {});
+    const { body } = await call("PATCH", "/v1/machines/new", {
+      ephemeral_containers: [{ name: "debug", image: "i", security: { privileged: true } }],
+    });
+    expect(body.error?.code).toBe("unauthorized");
   });
 });
 

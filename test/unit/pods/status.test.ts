@@ -410,6 +410,12 @@ describe("conditions", () => {
 });
 
 describe("addresses and times", () => {
+  test("of a pod on the host's network are the node's, whatever the backend says", () => {
+    const addresses = [{ ip: "10.9.0.7" }];
+    const { podIP, podIPs } = status(pod({ spec: { hostNetwork: true } }), machine({ addresses }));
+    expect([podIP, podIPs]).toEqual(["10.1.0.1", [{ ip: "10.1.0.1" }]]);
+  });
+
   test("startTime is set once and never changes", () => {
     expect(status(pod(), machine()).startTime).toBe("2026-06-01T12:00:00Z");
     expect(status(pod({ status: { startTime: "2026-01-01T00:00:00Z" } }), machine()).startTime).toBe(

@@ -1,5 +1,6 @@
 import { describe, expect, test } from "vitest";
 import { ALL_CAPABILITIES, type Capability } from "../../../src/provider/capabilities.ts";
+import type { ReservedCapabilities } from "../../../src/provider/machine.ts";
 import type { Pod } from "../../../src/kube/wire.ts";
 import {
   capabilityWarnings,
@@ -12,10 +13,20 @@ import {
 } from "../../../src/podspec/admission/capability-gate.ts";
 import { podWith, podWithContainer, type PodSpec } from "./fixtures.ts";
 
-function check(pod: Pod, lacking: Capability[] = [], options: { allowHostPath?: boolean; agentProbes?: boolean } = {}) {
+function check(
+  pod: Pod,
+  lacking: Capability[] = [],
+  options: { allowHostPath?: boolean; agentProbes?: boolean; reserved?: ReservedCapabilities } = {},
+) {
   const capabilities = new Set(ALL_CAPABILITIES.filter((capability) => !lacking.includes(capability)));
   return checkCapabilities(pod, { backend: "b", capabilities, allowHostPath: true, agentProbes: false, ...options });
 }
+
+const withMount = (mount: object): Pod =>
+  podWithContainer(
+    { volumeMounts: [{ name: "v", mountPath: "/v", ...mount }] },
+    { volumes: [{ name: "v", emptyDir: {} }] },
+  );
 
 const mounted = (volume: object): Pod =>
   podWithContainer({ volumeMounts: [{ name: "v", mountPath: "/v" }] }, { volumes: [{ name: "v", ...volume }] });
@@ -82,7 +93,12 @@ const NEEDS: Record<string, readonly (readonly [pod: Pod, path: string])[]> = {
     [mounted({ projected: { sources: [] } }), "spec.volumes[0].projected"],
   ],
   "volumes.image": [[mounted({ image: { reference: "r" } }), "spec.volumes[0].image"]],
-  "volumes.host_path": [[mounted({ hostPath: { path: "/" } }), "spec.volumes[0].hostPath"]],
+  mount_propagation: [
+    [withMount({ mountPropagation: "Bidirectional" }), "spec.containers[0].volumeMounts[0].mountPropagation"],
+  ],
+  host_network: [[podWith({ hostNetwork: true }), "spec.hostNetwork"]],
+  host_pid: [[podWith({ hostPID: true }), "spec.hostPID"]],
+  host_ipc: [[podWith({ hostIPC: true }), "spec.hostIPC"]],
 };
 
 /** Likewise, for capabilities without which a pod still runs, and how its author is told. */
@@ -131,7 +147,8 @@ describe("the capability gate", () => {
 
   test("has a case above for each of its rows", () => {
     const tested = [...Object.keys(NEEDS), ...Object.keys(WARNINGS), "apparmor"];
-    expect(GATED_FEATURES.map(({ capability }) => capability).sort()).toEqual(tested.sort());
+    // What else may stand in for it, is below.
+    expect(GATED_FEATURES.map(({ capability }) => capability).sort()).toEqual([...tested, "volumes.host"].sort());
   });
 
   test.each(
@@ -194,10 +211,55 @@ describe("the capability gate", () => {
     },
   );
 
-  test("refuses hostPath where the node's configuration does not allow it", () => {
-    expect(check(mounted({ hostPath: { path: "/" } }), [], { allowHostPath: false })).toMatchObject({
-      message: "spec.volumes[0].hostPath: hostPath is not allowed on this node (allowHostPath)",
+  describe("hostPath", () => {
+    const pod = mounted({ hostPath: { path: "/" } });
+
+    test("is the host's where the backend has that, and the pod's own machine's where the configuration says so", () => {
+      expect(check(pod, ["volumes.host_path"], { allowHostPath: false })).toEqual({ ok: true });
+      expect(check(pod, ["volumes.host"])).toEqual({ ok: true });
     });
+
+    test("is refused where the node's configuration does not allow it", () => {
+      expect(check(pod, ["volumes.host"], { allowHostPath: false })).toMatchObject({
+        message: "spec.volumes[0].hostPath: hostPath is not allowed on this node (allowHostPath)",
+      });
+    });
+
+    test("is refused where the backend has neither", () => {
+      expect(check(pod, ["volumes.host", "volumes.host_path"])).toMatchObject({
+        message: 'spec.volumes[0].hostPath: backend "b" lacks capability volumes.host',
+        missing: ["volumes.host"],
+      });
+    });
+  });
+
+  describe("what the backend reserves for some namespaces", () => {
+    const reserved = { capabilities: ["host_network", "volumes.host"], namespaces: ["kube-system"] };
+    const within = (namespace: string, spec: Partial<PodSpec>) =>
+      check(podWith(spec, { namespace }), ["volumes.host_path"], { reserved });
+
+    test("is had by pods of those alone", () => {
+      expect(within("kube-system", { hostNetwork: true })).toEqual({ ok: true });
+      expect(within("shop", { hostNetwork: true })).toEqual({
+        ok: false,
+        reason: "UnsupportedFeature",
+        message: 'spec.hostNetwork: backend "b" has host_network for other namespaces than "shop"',
+        missing: [],
+      });
+      expect(within("shop", { hostPID: true })).toEqual({ ok: true });
+    });
+
+    test("leaves hostPath of the others to their own machines, where those have it", () => {
+      const pod = mounted({ hostPath: { path: "/" } });
+      expect(check(pod, ["volumes.host_path"], { reserved })).toMatchObject({ ok: false });
+      expect(check(pod, [], { reserved })).toEqual({ ok: true });
+      expect(check(pod, [], { reserved, allowHostPath: false })).toMatchObject({ ok: false });
+    });
+  });
+
+  test("needs no forwarding of ports on the host's network", () => {
+    const ports = [{ containerPort: 80, hostPort: 80 }];
+    expect(check(podWithContainer({ ports }, { hostNetwork: true }), ["host_ports"])).toEqual({ ok: true });
   });
 
   test("names every field at fault", () => {
@@ -209,9 +271,6 @@ describe("the capability gate", () => {
 
 /** One pod for everything that no backend can have, and the path that the refusal must name. */
 const REFUSED: readonly (readonly [path: string, pod: Pod])[] = [
-  ["spec.hostNetwork", podWith({ hostNetwork: true })],
-  ["spec.hostPID", podWith({ hostPID: true })],
-  ["spec.hostIPC", podWith({ hostIPC: true })],
   ["spec.volumes[0].persistentVolumeClaim", mounted({ persistentVolumeClaim: { claimName: "c" } })],
   ["spec.volumes[0].csi", mounted({ csi: { driver: "d" } })],
   ["spec.volumes[0].nfs", mounted({ nfs: { server: "s", path: "/" } })],
@@ -226,7 +285,6 @@ const REFUSED: readonly (readonly [path: string, pod: Pod])[] = [
     mounted({ projected: { sources: [{ podCertificate: { keyType: "k", signerName: "s" } }] } }),
   ],
   ["spec.containers[0].volumeDevices", podWithContainer({ volumeDevices: [{ name: "d", devicePath: "/dev/x" }] })],
-  ["spec.containers[0].volumeMounts[0].mountPropagation", withMount({ mountPropagation: "Bidirectional" })],
   ["spec.containers[0].volumeMounts[0].recursiveReadOnly", withMount({ recursiveReadOnly: "Enabled" })],
   [
     "spec.containers[0].env[0].valueFrom.fileKeyRef",
@@ -235,11 +293,6 @@ const REFUSED: readonly (readonly [path: string, pod: Pod])[] = [
   ["spec.resourceClaims", podWith({ resourceClaims: [{ name: "r" }] })],
   ["spec.securityContext.seccompProfile", podWith({ securityContext: { seccompProfile: { type: "Localhost" } } })],
 ];
-
-function withMount(mount: object): Pod {
-  const spec: Partial<PodSpec> = { volumes: [{ name: "v", emptyDir: {} }] };
-  return podWithContainer({ volumeMounts: [{ name: "v", mountPath: "/v", ...mount }] }, spec);
-}
 
 describe("what no machine can have", () => {
   test.each(REFUSED)("%s is refused whatever the backend can do", (path, pod) => {

@@ -88,7 +88,10 @@ describe("PodRenderer", () => {
   test("reads nothing for a pod that it refuses", async () => {
     const before = kube.requests.length;
     const pod = { ...mounting(), spec: { ...mounting().spec!, hostNetwork: true } };
-    expect(await renderer().render(pod, done.signal)).toMatchObject({ kind: "reject", reason: "UnsupportedFeature" });
+    expect(await renderer({}, ["host_network"]).render(pod, done.signal)).toMatchObject({
+      kind: "reject",
+      reason: "UnsupportedFeature",
+    });
     expect(kube.requests).toHaveLength(before);
   });
 

@@ -386,13 +386,51 @@ describe("the service account's volume", () => {
   });
 });
 
+describe("a pod with access to its host", () => {
+  const hostPath = { path: "/var/log", type: "DirectoryOrCreate" };
+  const volumes = [{ name: "v", hostPath }];
+  const pod = podWithContainer(
+    {
+      ports: [{ containerPort: 80, hostPort: 80 }],
+      volumeMounts: [{ name: "v", mountPath: "/v", mountPropagation: "HostToContainer" }],
+      env: [{ name: "IP", valueFrom: { fieldRef: { fieldPath: "status.podIPs" } } }],
+    },
+    { volumes, hostNetwork: true, hostPID: true, hostIPC: true, hostname: "own" },
+  );
+
+  test("is told of by the machine's specification", () => {
+    const { spec } = ready(inputFor(pod));
+    expect(spec.host).toEqual({ network: true, pid: true, ipc: true });
+    expect(spec.volumes).toEqual([{ name: "v", type: "host", path: "/var/log", path_type: "DirectoryOrCreate" }]);
+    expect(spec.containers[0]?.mounts).toEqual([{ volume: "v", path: "/v", propagation: "host_to_container" }]);
+  });
+
+  test("has the node's name, addresses, ports and resolvers", () => {
+    const { spec } = ready(inputFor(pod));
+    expect(spec.hostname).toBeUndefined();
+    expect(spec.containers[0]?.ports).toEqual([{ port: 80, protocol: "tcp" }]);
+    expect(spec.containers[0]?.env).toContainEqual({ name: "IP", value: "10.0.0.1,fd00::1" });
+    expect(spec.dns?.nameservers).toEqual(["192.0.2.53"]);
+    const asked = { ...pod, spec: { ...pod.spec!, dnsPolicy: "ClusterFirstWithHostNet" as const } };
+    expect(ready(inputFor(asked)).spec.dns?.nameservers).toEqual(["10.96.0.10"]);
+  });
+
+  test("means paths of its own machine, where the backend has no others for it", () => {
+    const own = podWithContainer({ volumeMounts: [{ name: "v", mountPath: "/v" }] }, { volumes });
+    const input = inputFor(own, { node: { allowHostPath: true } });
+    const reserved = { capabilities: ["volumes.host"], namespaces: ["kube-system"] };
+    const { spec } = ready({ ...input, backend: { ...input.backend, reserved } });
+    expect(spec.volumes).toEqual([{ name: "v", type: "host_path", path: "/var/log", path_type: "DirectoryOrCreate" }]);
+  });
+});
+
 describe("refusing", () => {
   test("is final and names the field", () => {
-    expect(renderMachineSpec(inputFor(podWith({ hostNetwork: true })))).toEqual({
+    expect(renderMachineSpec(inputFor(podWith({ hostNetwork: true }), { lacking: ["host_network"] }))).toEqual({
       kind: "reject",
       reason: "UnsupportedFeature",
-      message: "spec.hostNetwork: a machine has a network of its own",
-      missing: [],
+      message: 'spec.hostNetwork: backend "test" lacks capability host_network',
+      missing: ["host_network"],
     });
   });
 });

@@ -23,6 +23,7 @@ export async function getInfo(
       runtime_handlers: runtimeHandlers,
       volume_classes: rest.volumeClasses,
       zone: rest.zone,
+      reserved: rest.reserved,
       api: "v1",
       limits: {
         body_bytes: limits.bodyBytes,

@@ -121,12 +121,14 @@ export function namespaces(
   machine: MachineSpec,
   { targetId, users }: { targetId?: string | undefined; users: UserNamespace | undefined },
 ) {
+  const { network, pid, ipc } = machine.host ?? {};
   const shared = machine.security?.share_process_namespace === true;
+  const own = targetId === undefined ? NamespaceMode.CONTAINER : NamespaceMode.TARGET;
   return {
-    network: NamespaceMode.POD,
-    ipc: NamespaceMode.POD,
-    pid: shared ? NamespaceMode.POD : targetId === undefined ? NamespaceMode.CONTAINER : NamespaceMode.TARGET,
-    ...(shared || targetId === undefined ? {} : { targetId }),
+    network: network === true ? NamespaceMode.NODE : NamespaceMode.POD,
+    ipc: ipc === true ? NamespaceMode.NODE : NamespaceMode.POD,
+    pid: pid === true ? NamespaceMode.NODE : shared ? NamespaceMode.POD : own,
+    ...(pid === true || shared || targetId === undefined ? {} : { targetId }),
     ...(users === undefined ? {} : { usernsOptions: users }),
   };
 }

@@ -15,6 +15,7 @@ import {
   type MachineSpec,
   type ProviderCapacity,
   ProviderError,
+  type ReservedCapabilities,
   type ResourceAmounts,
   type RuntimeHandler as MachineRuntime,
   SharedPlaces,
@@ -27,6 +28,13 @@ import {
   type ContainerPolicy,
   requireContained,
 } from "../../bundle/container-policy.ts";
+import {
+  HOST_CAPABILITIES,
+  type HostAccess,
+  ownsHost,
+  requireHostAccess,
+  reservedFor,
+} from "../../bundle/host-access.ts";
 import { checkResolvConf } from "../../bundle/host-resolv.ts";
 import { hostCapacity, machinesShare } from "../../bundle/host-reserve.ts";
 import type { Engine, HostProblem, MachineHome, Sandbox } from "../../engine.ts";
@@ -79,6 +87,8 @@ interface CriEngineOptions {
   reservedPorts?: readonly number[] | undefined;
   /** Privileged containers own this host: off unless said otherwise. */
   allowPrivileged?: boolean | undefined;
+  /** Who has this host's network, processes and files instead of their own. Absent: nobody. */
+  host?: HostAccess | undefined;
   /** Capabilities that containers may add besides the default ones, while privileged containers are off. */
   allowedCapabilities?: readonly string[] | undefined;
   /** Devices that containers may have, by name, or by the start of names with `*` behind it. */
@@ -173,11 +183,16 @@ export class CriEngine implements Engine {
     const byDefault = this.#handlers.find(({ name }) => name === "");
     return [
       ...CRI_CAPABILITIES,
-      ...(this.#policy.allowPrivileged ? (["privileged"] as const) : []),
+      ...(this.#policy.allowPrivileged || this.reserved !== undefined ? (["privileged"] as const) : []),
+      ...(this.reserved === undefined ? [] : HOST_CAPABILITIES),
       ...(this.#hasAppArmor ? (["apparmor"] as const) : []),
       ...(byDefault?.features?.userNamespaces === true ? (["user_namespace"] as const) : []),
       ...((this.#options.cdiDevices ?? []).length > 0 ? (["cdi_devices"] as const) : []),
     ];
+  }
+
+  get reserved(): ReservedCapabilities | undefined {
+    return reservedFor(this.#options.host, this.#policy);
   }
 
   get runtimeHandlers(): readonly MachineRuntime[] {
@@ -287,9 +302,10 @@ export class CriEngine implements Engine {
       throw new ProviderError("unsupported", `the runtime ${spec.runtime_handler} has no user namespaces`, {
         field: "security.host_users",
       });
-    requireContained(spec, this.#policy);
+    const { network, reservedPorts, host } = this.#options;
+    requireHostAccess(spec, host);
+    requireContained(spec, { ...this.#policy, allowPrivileged: this.#policy.allowPrivileged || ownsHost(spec, host) });
     requireDevices(spec, this.#options.cdiDevices ?? []);
-    const { network, reservedPorts } = this.#options;
     requireHostPorts(spec, { allowed: network?.hostPorts ?? DEFAULT_HOST_PORTS, reserved: reservedPorts ?? [] });
   }
 

@@ -24,7 +24,8 @@ export function sandboxConfig(context: CriContext, { id, spec, dir }: MachineHom
   const { groups, network } = context;
   return {
     metadata: { name: id, uid: id, namespace: NAMESPACE, attempt: 0 },
-    hostname: kernelHostname(spec, id),
+    // On the host's network it has the host's.
+    hostname: spec.host?.network === true ? "" : kernelHostname(spec, id),
     logDirectory: dirname(dir),
     labels: machineLabels(context, id),
     ...(spec.dns === undefined
@@ -32,7 +33,7 @@ export function sandboxConfig(context: CriContext, { id, spec, dir }: MachineHom
       : { dnsConfig: { servers: spec.dns.nameservers, searches: spec.dns.searches, options: spec.dns.options } }),
     // On a bridge of ours host ports are ours as well.
     portMappings:
-      network !== undefined
+      network !== undefined || spec.host?.network === true
         ? []
         : containerPorts(spec).flatMap(({ protocol, port, host_port, host_ip }) =>
             host_port === undefined

@@ -15,6 +15,7 @@ import { type Duplex, PassThrough } from "node:stream";
 import {
   type ContainerResources,
   containersOf,
+  type MachineSpec,
   type ProcessStreams,
   ProviderError,
   type StreamOptions,
@@ -39,7 +40,7 @@ import {
   type SandboxStats,
   type ShimExit,
 } from "../../engine.ts";
-import { dialTcp } from "../../host/dial.ts";
+import { dialHost, dialTcp } from "../../host/dial.ts";
 import { unmountBelow } from "../../host/mounts.ts";
 import { removeTree } from "../../host/remove-tree.ts";
 import { TreeMeter } from "../../host/tree-use.ts";
@@ -48,10 +49,12 @@ import { LoopbackRelay } from "../../network/loopback-relay.ts";
 import {
   type ContainerConfigSchema,
   ContainerState,
+  MountPropagation,
   type MountSchema,
   type PodSandbox,
   type PodSandboxStats,
   PodSandboxState,
+  type PodSandboxStatus,
   type UserNamespace,
 } from "./api.gen.js";
 import { isCut, isLate, isNotFound, runtimeMessage, unavailable, unlessGone } from "./client.ts";
@@ -75,6 +78,10 @@ const KILL_MS = 30_000;
 /** A container that was killed and has not ended by then waits for a session that does not read. */
 const HELD_BACK_MS = 1_000;
 const QUICK_CALL_MS = 10_000;
+const PROPAGATION = {
+  host_to_container: MountPropagation.PROPAGATION_HOST_TO_CONTAINER,
+  bidirectional: MountPropagation.PROPAGATION_BIDIRECTIONAL,
+} as const;
 
 export async function openSandbox(context: CriContext, home: MachineHome, signal: AbortSignal): Promise<CriSandbox> {
   const { client, groups, pidsLimit, network } = context;
@@ -98,16 +105,18 @@ export async function openSandbox(context: CriContext, home: MachineHome, signal
     { podSandboxId, verbose: network !== undefined },
     client.within(QUICK_CALL_MS, signal),
   );
-  const addresses = [status?.network?.ip ?? "", ...(status?.network?.additionalIps ?? []).map(({ ip }) => ip)];
-  const address = addresses[0]!;
-  if (address === "") throw new Error("the runtime has given the sandbox no address: look at its CNI configuration");
+  const addresses = ownAddresses(spec, status);
+  const [address = ""] = addresses;
+  const isOnHost = spec.host?.network === true;
+  if (address === "" && !isOnHost)
+    throw new Error("the runtime has given the sandbox no address: look at its CNI configuration");
   const attach = async () => {
-    if (network === undefined) return;
+    if (network === undefined || isOnHost) return;
     await network.adopt(id, { address, ...interfacesOf(sandboxInfo(info)) });
     signal.throwIfAborted();
     await network.openHostPorts(id, containerPorts(spec));
   };
-  await together([attach(), writeHosts(etc, spec, address)]);
+  await together([attach(), writeHosts(etc, spec, addresses)]);
   return new CriSandbox(context, home, podSandboxId, { addresses, users, isNew: true });
 }
 
@@ -127,8 +136,8 @@ export async function recoverSandbox(context: CriContext, home: MachineHome): Pr
   const item = await firstRunning(context, items);
   if (item === undefined) return undefined;
   const { status } = await client.runtime.podSandboxStatus({ podSandboxId: item.id }, client.within(QUICK_CALL_MS));
-  const addresses = [status?.network?.ip ?? "", ...(status?.network?.additionalIps ?? []).map(({ ip }) => ip)];
-  if (network !== undefined) {
+  const addresses = ownAddresses(home.spec, status);
+  if (network !== undefined && home.spec.host?.network !== true) {
     if ((await network.find(home.id)) === undefined) return undefined;
     await network.ensure();
     // They are gone when another program has flushed this host's rules meanwhile.
@@ -142,6 +151,12 @@ export async function recoverSandbox(context: CriContext, home: MachineHome): Pr
   const users = usersOf(status);
   if (users !== undefined) await context.users.hold(home.id, users);
   return new CriSandbox(context, home, item.id, { addresses, users });
+}
+
+/** None on the host's network. */
+function ownAddresses({ host }: MachineSpec, status: PodSandboxStatus | undefined): string[] {
+  if (host?.network === true) return [];
+  return [status?.network?.ip ?? "", ...(status?.network?.additionalIps ?? []).map(({ ip }) => ip)];
 }
 
 async function firstRunning({ client }: Pick<CriContext, "client">, items: readonly PodSandbox[]) {
@@ -435,6 +450,7 @@ class CriSandbox implements Sandbox {
   }
 
   async dial(port: number, target: "address" | "loopback", signal: AbortSignal): Promise<Duplex> {
+    if (this.#home.spec.host?.network === true) return await dialHost(port, target, signal);
     if (target === "address") return await dialTcp(this.addresses[0]!, port, signal);
     this.#relay ??= this.#makeRelay(signal);
     // Another may be told.
@@ -527,7 +543,8 @@ class CriSandbox implements Sandbox {
       else {
         const at = join(this.#prepared(launch), "sub", String(index));
         const { source, writable } = await volumeSource(this.#home, launch.name, mount, { image: undefined, at });
-        mounts.push({ containerPath: mount.path, hostPath: source, readonly: !writable });
+        const propagation = mount.propagation === undefined ? {} : { propagation: PROPAGATION[mount.propagation] };
+        mounts.push({ containerPath: mount.path, hostPath: source, readonly: !writable, ...propagation });
       }
     }
     // What the pod mounts at the same place replaces what we would.

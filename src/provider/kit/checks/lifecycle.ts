@@ -19,6 +19,7 @@ const DEMANDING: readonly { capability: Capability; field: string; ask: Partial<
     field: "volumes.0",
     ask: { volumes: [{ name: "v", type: "host_path", path: "/" }] },
   },
+  { capability: "host_network", field: "host.network", ask: { host: { network: true } } },
   {
     capability: "share_process_namespace",
     field: "security.share_process_namespace",
