@@ -74,7 +74,8 @@ export function bootId(): string {
   return readFileSync("/proc/sys/kernel/random/boot_id", "utf8").trim();
 }
 
-function isGone(thrown: unknown): boolean {
+/** The process that was asked about is no more. */
+export function isGone(thrown: unknown): boolean {
   return isMissing(thrown) || (thrown as NodeJS.ErrnoException).code === "ESRCH";
 }
 

@@ -39,7 +39,7 @@ import {
 } from "../engine.ts";
 import { encodeFrame, FRAME, FrameReader, MAX_FRAME_BYTES, type ShimHello, type ShimStatus } from "./frames.ts";
 import { flushFolder, isMissing } from "../host/files.ts";
-import { bootId, isAlive } from "../host/proc.ts";
+import { bootId, isAlive, isGone } from "../host/proc.ts";
 import type { ShimLaunch } from "./shim.ts";
 
 /** Keeps a shim small: it handles bytes, it never needs a heap of its own. */
@@ -51,6 +51,38 @@ const SHIM_MODULES = [
   ...["shim", "frames", "log-writer", "runnable", "guest-session"],
   ...["terminal-input", "terminal-output", "terminal-start"],
 ];
+
+/** Shims of other versions of the package, once nothing that runs was started from there. */
+function removeFormer(stateDir: string, own: string): void {
+  const former = readdirSync(stateDir)
+    .filter((name) => /^shim-[0-9a-f]{12}$/.test(name))
+    .map((name) => join(stateDir, name))
+    .filter((folder) => folder !== own);
+  if (former.length === 0) return;
+  const commands = commandLines();
+  for (const folder of former)
+    if (commands?.every((command) => !command.includes(`${folder}/`)) === true)
+      rmSync(folder, { recursive: true, force: true });
+}
+
+/** Of all processes of this host; undefined when one of them cannot be read just now. */
+function commandLines(): string[] | undefined {
+  const read = (pid: string) => {
+    try {
+      return readFileSync(`/proc/${pid}/cmdline`, "utf8");
+    } catch (thrown) {
+      if (isGone(thrown)) return "";
+      throw thrown;
+    }
+  };
+  try {
+    return readdirSync("/proc")
+      .filter((name) => /^\d+$/.test(name))
+      .map(read);
+  } catch {
+    return undefined;
+  }
+}
 
 /**
  * Copies the shim, as plain JavaScript, to a folder of the state directory that is named by its content, and returns
@@ -68,6 +100,7 @@ export function installShim(stateDir: string): string {
   // Of backends that were killed while they did this: only one at a time has the state directory.
   for (const name of readdirSync(stateDir))
     if (/^shim-[0-9a-f]{12}\./.test(name)) rmSync(join(stateDir, name), { recursive: true, force: true });
+  removeFormer(stateDir, folder);
   if (isWhole(folder)) return program;
   const fresh = `${folder}.new`;
   mkdirSync(fresh, { recursive: true, mode: 0o700 });

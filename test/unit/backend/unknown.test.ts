@@ -1,8 +1,18 @@
 /** What cannot be known just now is not gone: this process, or the host, is out of descriptors or memory for a while. */
-import { mkdirSync, mkdtempSync, readdirSync, readFileSync, readlinkSync, rmSync, writeFileSync } from "node:fs";
+import { spawn } from "node:child_process";
+import {
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  readlinkSync,
+  rmSync,
+  writeFileSync,
+} from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { afterEach, beforeEach, describe, expect, test } from "vitest";
+import { afterEach, beforeEach, describe, expect, onTestFinished, test } from "vitest";
 import { run } from "../../../providers/local/host/command.ts";
 import { allProcesses, bootId, isAlive, processEnv, processStat } from "../../../providers/local/host/proc.ts";
 import { installShim, recordedExit, startShim, watchShim } from "../../../providers/local/shim/client.ts";
@@ -134,6 +144,16 @@ describe("the shim's program", () => {
     expect(installShim(dir)).toBe(program);
     expect(files()).toEqual(made);
     expect(readdirSync(dir)).toHaveLength(1);
+  });
+
+  test("of another version goes, but not while something runs that was started from there", () => {
+    const [idle, used] = ["shim-0123456789ab", "shim-ba9876543210"].map((name) => join(dir, name));
+    for (const folder of [idle!, used!]) mkdirSync(folder);
+    writeFileSync(join(used!, "shim.js"), "setTimeout(() => {}, 60_000);");
+    const shim = spawn(process.execPath, [join(used!, "shim.js")], { stdio: "ignore" });
+    onTestFinished(() => void shim.kill("SIGKILL"));
+    installShim(dir);
+    expect([existsSync(idle!), existsSync(used!)]).toEqual([false, true]);
   });
 
   test("is not taken for whole when it could not be flushed", () => {
