@@ -127,6 +127,10 @@ exit 0
     expect(readFileSync(join(volume("m1"), "runs"), "utf8")).toBe("run\n");
   });
 
+  // Not so when the backend is killed in the same instant: the shim's word is gone then. containerd's CRI plugin has the
+  // shim delete the task (internal/cri/server/events.go: handleContainerExit), which answers with the exit code, ends the
+  // shim's record of it, and only then writes it down (UpdateSync). Until that is written only the two killed processes
+  // know it; a shim that is asked afterwards has no such task. The end is told as ContainerStatusUnknown then.
   test("a container that has ended is told with its exit code, though containerd is killed while it clears it away", async () => {
     const { begun, over } = slowRunc("delete");
     await backend.start();
