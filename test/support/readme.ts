@@ -14,6 +14,7 @@ import {
 import { MEMORY_CAPABILITIES } from "../../providers/memory/provider.ts";
 import { ALL_CAPABILITIES, CAPABILITIES } from "../../src/provider/capabilities.ts";
 import { PROVIDER_CODES } from "../../src/provider/errors.ts";
+import { rulesRows } from "./contract-rules.ts";
 import { ERROR_CODES } from "../../src/util/error-codes.ts";
 
 const root = join(import.meta.dirname, "../..");
@@ -71,6 +72,12 @@ export const WRITTEN_PARTS: readonly WrittenPart[] = [
         ["Code", "What it means", "What the agent does"],
         Object.entries(PROVIDER_CODES).map(([code, { meaning, reaction }]) => [`\`${code}\``, meaning, reaction]),
       ),
+  },
+  {
+    path: join(root, "docs/machine-api-rules.md"),
+    begin: "<!-- rules:begin (npm run docs) -->",
+    end: "<!-- rules:end -->",
+    content: () => table(["Where", "Rule", "Held by"], rulesRows()),
   },
   {
     path: join(root, "test/SIMULATION.md"),
