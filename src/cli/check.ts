@@ -10,7 +10,7 @@ import { stringify } from "yaml";
 import { connect, readClusterId } from "../agent/agent.ts";
 import { loadCredentialProviders } from "../config/credential-providers.ts";
 import { ConfigError, loadConfig, type ConfigOverrides } from "../config/load.ts";
-import type { AgentConfig, NodeConfig } from "../config/schema.ts";
+import type { AgentConfig, CloudProviderConfig, NodeConfig } from "../config/schema.ts";
 import { nodeFileFaults } from "../config/used-files.ts";
 import { isForbidden, isNotFound } from "../kube/errors.ts";
 import { loadKubeConfig } from "../kube/kubeconfig.ts";
@@ -119,6 +119,7 @@ async function checkBackend(node: NodeConfig, report: Report): Promise<void> {
       logger: silentLogger,
     });
     try {
+      if (node.provider.type === "cloud") await checkCloud(node.provider.cloud, report);
       const info = await provider.getInfo({ signal: AbortSignal.timeout(TIMEOUT_MS) });
       report.ok(`${info.name} ${info.version} answers`);
       report.note(`capabilities: ${[...info.capabilities].sort().join(", ") || "none"}`);
@@ -141,6 +142,14 @@ async function checkBackend(node: NodeConfig, report: Report): Promise<void> {
   }
 }
 
+async function checkCloud(cloud: CloudProviderConfig["cloud"], report: Report): Promise<void> {
+  const { incusProblems } = await import("../../providers/cloud/incus/check.ts");
+  const problems = await incusProblems(cloud, { signal: AbortSignal.timeout(TIMEOUT_MS) });
+  for (const { problem, cure } of problems) report.fault(problem, cure);
+  if (problems.length === 0)
+    report.ok(`${cloud.url} has project ${cloud.project}, its image, network and storage pool`);
+}
+
 /** @internal */
 export async function apiServerCure({ kubeconfig }: Pick<AgentConfig, "kubeconfig">): Promise<string> {
   const server = serverOf(kubeconfig);
@@ -159,6 +168,7 @@ function serverOf(path: string | undefined): string | undefined {
 }
 
 async function backendCure({ provider }: NodeConfig): Promise<string> {
+  if (provider.type === "cloud") return `check nodes[].provider.cloud.url (${provider.cloud.url}) and caFile`;
   if (provider.type !== "http-vm") return "check nodes[].provider";
   if (await speaksTls(provider.url))
     return `TLS is spoken there: set nodes[].provider.url to ${provider.url.replace("http:", "https:")}`;

@@ -37,7 +37,7 @@ export interface IncusReply {
 
 interface IncusRequest extends CallOptions {
   readonly method: "GET" | "POST" | "PUT" | "DELETE";
-  /** Below `/1.0/`, without a query. */
+  /** Below `/1.0/`, without a query; empty: the server itself. */
   readonly path: string;
   readonly query?: Readonly<Record<string, string>> | undefined;
   readonly body?: unknown;
@@ -79,7 +79,10 @@ export class IncusClient {
   /** @throws ProviderError unavailable when there is no answer that can be understood */
   async ask({ method, path, query = {}, body, file, signal }: IncusRequest): Promise<IncusReply> {
     const base = this.#socketPath === undefined ? this.#server.url : "http://incus";
-    const url = new URL(`/1.0/${path}?${new URLSearchParams({ project: this.project, ...query }).toString()}`, base);
+    const url = new URL(
+      `/1.0${path && `/${path}`}?${new URLSearchParams({ project: this.project, ...query }).toString()}`,
+      base,
+    );
     let text: string;
     let status: number;
     try {

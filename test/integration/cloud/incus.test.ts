@@ -4,6 +4,7 @@ import { writeFile } from "node:fs/promises";
 import { createConnection, createServer, type Server } from "node:net";
 import { join } from "node:path";
 import { afterAll, afterEach, beforeAll, expect, test } from "vitest";
+import { incusProblems } from "../../../providers/cloud/incus/check.ts";
 import { ProfileEntries } from "../../../providers/cloud/incus/entries.ts";
 import { IncusClient } from "../../../providers/cloud/incus/client.ts";
 import { startDevCluster } from "../../../src/devcluster/index.ts";
@@ -76,6 +77,14 @@ function pods(): void {
   afterAll(async () => {
     for (const cleanup of cleanups.splice(0).reverse()) await cleanup();
   }, 120_000);
+
+  test("what an image, a network or a right lacks is told before pods need it", async () => {
+    expect(await incusProblems(incus.cloud, { signal })).toEqual([]);
+    const [image] = await incusProblems({ ...incus.cloud, image: "other" }, { signal });
+    expect(image).toMatchObject({ cure: "vmlet cloud image --config FILE" });
+    const [project] = await incusProblems({ ...incus.cloud, project: "default" }, { signal });
+    expect(project!.problem).toContain("project default");
+  });
 
   const container = (extra: Json = {}) => ({ name: "c", image, command: ["sh", "-c", PROGRAM], ...extra });
 

@@ -4,12 +4,14 @@ import { mkdtemp } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterEach, beforeEach, describe, expect, test } from "vitest";
+import { incusProblems } from "../../../providers/cloud/incus/check.ts";
 import { IncusCloud } from "../../../providers/cloud/incus/cloud.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
 
 interface Asked {
   readonly method: string;
   readonly path: string;
+  readonly url: string;
   readonly query: URLSearchParams;
   readonly body: Record<string, unknown>;
 }
@@ -26,6 +28,7 @@ const NEVER = "1970-01-01T00:00:00Z";
 
 let server: Server;
 let cloud: IncusCloud;
+let path: string;
 let asked: Asked[];
 let answer: (call: Asked) => Reply | undefined;
 
@@ -39,14 +42,20 @@ beforeEach(async () => {
       const { pathname, searchParams } = new URL(request.url!, "http://incus");
       const text = Buffer.concat(chunks).toString();
       const body = text === "" ? {} : (JSON.parse(text) as Record<string, unknown>);
-      const call = { method: request.method!, path: pathname.replace("/1.0/", ""), query: searchParams, body };
+      const call = {
+        method: request.method!,
+        path: pathname.replace(/^\/1\.0\/?/, ""),
+        query: searchParams,
+        body,
+        url: request.url!,
+      };
       asked.push(call);
       const { status = 200, error = "", metadata = null, operation = "" } = answer(call) ?? notFound("Instance");
       response.writeHead(status, { "content-type": "application/json" });
       response.end(JSON.stringify({ type: "sync", error, error_code: status, metadata, operation }));
     });
   });
-  const path = join(await mkdtemp(join(tmpdir(), "in-")), "s");
+  path = join(await mkdtemp(join(tmpdir(), "in-")), "s");
   await new Promise<void>((resolve) => server.listen(path, resolve));
   const place = {
     project: "p",
@@ -278,5 +287,48 @@ describe("an entry", () => {
   test("of a project that is not there is not known to be absent", async () => {
     answer = () => notFound("Project");
     await expect(cloud.entries.get("m", { signal })).rejects.toMatchObject({ code: "unavailable" });
+  });
+});
+
+describe("what is missing", () => {
+  const problems = () =>
+    incusProblems(
+      { url: `unix://${path}`, project: "p", image: "guest", storagePool: "pool", network: "net" },
+      { signal },
+    );
+  const trusted = ({ path: asked }: Asked) => (asked === "" ? { metadata: { auth: "trusted" } } : undefined);
+
+  test("is nothing where all is there", async () => {
+    answer = (call) => trusted(call) ?? {};
+    expect(await problems()).toEqual([]);
+  });
+
+  test("is asked of the server by its very path", async () => {
+    answer = (call) => trusted(call) ?? {};
+    await problems();
+    expect(asked[0]!.path).toBe("");
+    expect(asked[0]!.url).toBe("/1.0?project=p");
+  });
+
+  test("is trust in the certificate, before anything else", async () => {
+    answer = () => ({ metadata: { auth: "untrusted" } });
+    expect(await problems()).toMatchObject([{ cure: expect.stringContaining("--restricted --projects p") as unknown }]);
+  });
+
+  test("is a right on the project", async () => {
+    answer = (call) => trusted(call) ?? { status: 403, error: "Certificate is restricted" };
+    expect(await problems()).toMatchObject([{ problem: "project p: Certificate is restricted" }]);
+  });
+
+  test.each([
+    ["image", "images/aliases/guest", "vmlet cloud image"],
+    ["network", "networks/net", "incus network list"],
+    ["storagePool", "storage-pools/pool", "incus storage list"],
+  ])("is the %s, with the cure", async (field, missing, cure) => {
+    answer = (call) => trusted(call) ?? (call.path === missing ? notFound("It") : {});
+    const [only, ...others] = await problems();
+    expect(others).toEqual([]);
+    expect(only).toMatchObject({ problem: expect.stringContaining(`cloud.${field}`) as unknown });
+    expect(only!.cure).toContain(cure);
   });
 });
