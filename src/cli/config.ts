@@ -75,11 +75,15 @@ export function explainField(field: string, docs: readonly FieldDoc[]): string {
     others === ""
       ? didYouMean(
           wanted,
-          docs.map((doc) => plain(doc.field)),
+          docs.flatMap(({ field: each }) => [plain(each), ...above(plain(each))]),
         )
       : others;
   throw new ConfigError(`there is no field ${field}${meant}`);
 }
+
+/** The mappings that a field is in, which have no entry of their own. */
+const above = (field: string): string[] =>
+  field.split(".").flatMap((_, index, parts) => (index === 0 ? [] : [parts.slice(0, index).join(".")]));
 
 /** `nodes[0].kubelet` and `nodes[].kubelet` are `nodes.kubelet`. */
 const plain = (field: string): string => field.replaceAll(/\[\d*\]/g, "");

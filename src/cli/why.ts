@@ -50,16 +50,15 @@ export function whyLines(pod: Pod, nodes: readonly Node[] | undefined, others: r
   const lines = [
     `${row.namespace}/${row.name}: ${row.status || row.phase}${row.message === "" ? "" : ` (${row.message})`}`,
   ];
+  const isOver = row.phase === "Failed" || row.phase === "Succeeded";
   const unwell = row.containers.filter(
-    ({ state, reason }) => (state === "waiting" && row.node !== "") || (state === "ended" && !reason.endsWith("(0)")),
+    ({ state, reason }) =>
+      (state === "waiting" && row.node !== "" && !isOver) || (state === "ended" && !reason.endsWith("(0)")),
   );
   for (const { name, state, reason } of unwell)
     lines.push(`  container ${name} ${state}: ${reason || "no reason is told"}`);
   if (row.node !== "") {
-    const host = row.host === "" ? "" : ` on host ${row.host}`;
-    lines.push(
-      `  runs on node ${row.node}${row.machine === "" ? ", which has made no machine for it yet" : ` as machine ${row.machine}${host}`}`,
-    );
+    lines.push(whereLine(row, isOver));
     const node = nodes?.map(nodeRow).find(({ name }) => name === row.node);
     if (node !== undefined && node.backend.state !== "answers")
       lines.push(`  the node's backend: ${node.backend.message}`);
@@ -75,6 +74,14 @@ export function whyLines(pod: Pod, nodes: readonly Node[] | undefined, others: r
     else lines.push(`  node ${name}: no`, ...found.map((obstacle) => `    - ${obstacle}`));
   }
   return lines;
+}
+
+function whereLine({ node, machine, host }: PodRow, isOver: boolean): string {
+  const at = ` as machine ${machine}${host === "" ? "" : ` on host ${host}`}`;
+  if (machine !== "") return `  ${isOver ? "ran" : "runs"} on node ${node}${at}`;
+  if (isOver)
+    return `  was refused by node ${node}, which made no machine for it: nothing runs it again under this name`;
+  return `  runs on node ${node}, which has made no machine for it yet`;
 }
 
 function lackOfRoom({ size }: PodRow, node: Node, others: readonly PodRow[]): string[] {

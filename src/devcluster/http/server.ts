@@ -22,6 +22,7 @@ import {
   invalid,
   methodNotAllowed,
   required,
+  notServed,
   resourceNotFound,
 } from "../objects/errors.ts";
 import type { StoredObject } from "../objects/object.ts";
@@ -55,6 +56,13 @@ interface ApiServerOptions {
   /** How often an idle watch that allows bookmarks gets one. */
   bookmarkIntervalMs: number;
 }
+
+/** What manifests and kubectl's own commands ask every cluster for. */
+const NOT_SERVED: ReadonlySet<string> = new Set([
+  ...["clusterrolebindings", "clusterroles", "customresourcedefinitions", "ingressclasses", "ingresses", "limitranges"],
+  ...["networkpolicies", "persistentvolumeclaims", "persistentvolumes", "replicationcontrollers", "resourcequotas"],
+  ...["mutatingwebhookconfigurations", "rolebindings", "roles", "storageclasses", "validatingwebhookconfigurations"],
+]);
 
 export class ApiServer {
   readonly #options: ApiServerOptions;
@@ -161,6 +169,8 @@ export class ApiServer {
       return;
     }
     const kind = findKind(group, version, resource);
+    if (!kind && NOT_SERVED.has(resource))
+      throw notServed(`has no ${resource}`, "kubectl api-resources lists what it has, a real cluster has the rest");
     if (!kind || (kind.namespaced ? namespace === undefined && name !== undefined : namespace !== undefined))
       throw resourceNotFound();
     await this.#serveKind({ ...request, kind });
@@ -290,6 +300,8 @@ export class ApiServer {
     const context = writeContext(request);
     if (await kubelets.handleRequest(message, response)) return;
     const action = `${kind.resource}/${route.tail[0]}`;
+    if (action === "pods/proxy" || action === "services/proxy")
+      throw notServed("passes no requests on to pods", "kubectl port-forward does");
     if (!["pods/binding", "pods/eviction", "serviceaccounts/token"].includes(action) || route.tail.length > 1)
       throw resourceNotFound();
     if (message.method !== "POST") throw methodNotAllowed();

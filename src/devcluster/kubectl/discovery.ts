@@ -187,7 +187,9 @@ function aggregatedResources(resources: readonly ApiResource[]): Json[] {
     });
 }
 
-const schemaName = (model: string): string => `io.k8s.${model}`;
+/** `V1PodSpec` is client-node's; kubectl shows what is behind the last dot. */
+const schemaName = (model: string): string =>
+  `io.k8s.${model.replace(/^([A-Z][a-z]+)?(V\d+(?:(?:alpha|beta)\d+)?)([A-Z])/, (_, group: string | undefined, version: string, first: string) => `${group === undefined ? "" : `${group.toLowerCase()}.`}${version.toLowerCase()}.${first}`)}`;
 const patchTypes = [
   "application/apply-patch+yaml",
   "application/json-patch+json",
@@ -235,7 +237,9 @@ function schemas(ofKinds: readonly Kind[], refBase: string): Json {
     const properties: Record<string, Json> = {};
     const described = descriptionsOf(model);
     for (const [field, { type, mergeKey }] of fieldsOf(model)) {
-      const description = described.fields.get(field);
+      // Of a field that is an object the models have no words of its own.
+      const ofType = type.is === "object" ? descriptionsOf(type.model).kind : undefined;
+      const description = described.fields.get(field) ?? ofType;
       properties[field] = {
         ...(description !== undefined && { description }),
         ...schemaOfType(type, refBase, queue),

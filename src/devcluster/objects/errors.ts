@@ -77,6 +77,10 @@ export const notFound = (s: Subject, name: string) =>
 export const resourceNotFound = () =>
   new ApiStatusError(404, "NotFound", "the server could not find the requested resource", {});
 
+/** What every real cluster has and this one has not: kubectl shows the message, and who reads it made no mistake. */
+export const notServed = (what: string, instead: string) =>
+  new ApiStatusError(404, "NotFound", `the small cluster of vmlet dev ${what}; ${instead}`, {});
+
 export const alreadyExists = (s: Subject, name: string) =>
   new ApiStatusError(
     409,

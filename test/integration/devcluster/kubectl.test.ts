@@ -71,6 +71,23 @@ describe.skipIf(process.arch !== "x64" || process.platform !== "linux")("kubectl
     expect((await kubectl.run(["explain", path])).replaceAll(/\s+/g, " ")).toContain(text);
   });
 
+  test.each([
+    ["create quota q --hard=pods=3", "the small cluster of vmlet dev has no resourcequotas; kubectl api-resources"],
+    ["create role r --verb=get --resource=pods", "the small cluster of vmlet dev has no roles; "],
+    ["get --raw /api/v1/namespaces/default/pods/web:80/proxy/", "passes no requests on to pods; kubectl port-forward"],
+  ])("%s is told what is not there", async (command, told) => {
+    const { code, stderr } = await kubectl.try(command.split(" "));
+    expect(code).not.toBe(0);
+    expect(stderr).toContain(told);
+  });
+
+  test("explain names types as Kubernetes does, and says what each field is", async () => {
+    const told = await kubectl.run(["explain", "pod.spec"]);
+    expect(told).toContain("<PodSpec>");
+    expect(told).toContain("affinity\t<Affinity>\n    Affinity is a group of affinity scheduling rules.");
+    expect(told).not.toContain("<no description>");
+  });
+
   test("a kind that is not there is called by its name", async () => {
     const manifest = join(dir, "widget.yaml");
     await writeFile(manifest, "apiVersion: example.com/v1\nkind: Widget\nmetadata: { name: w }\n");

@@ -97,6 +97,16 @@ describe("why", () => {
     expect(lines).toContain("runs on node free as machine m-a");
   });
 
+  test("says of a pod that was refused that it waits for nothing", () => {
+    const made = pod("a", { nodeName: "free" }, { phase: "Failed", reason: "UnsupportedFeature" });
+    const refused = { ...made, metadata: { ...made.metadata, annotations: {} } };
+    expect(whyLines(refused, [node("free")], []).slice(1)).toEqual([
+      "  was refused by node free, which made no machine for it: nothing runs it again under this name",
+    ]);
+    const ended = pod("a", { nodeName: "free" }, { phase: "Succeeded" });
+    expect(whyLines(ended, [node("free")], [])).toContain("  ran on node free as machine m-a");
+  });
+
   test("says that Nodes may not be read", () => {
     expect(whyLines(pod("a"), undefined, []).join("\n")).toContain("you may not read Nodes");
   });

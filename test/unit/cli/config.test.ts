@@ -25,6 +25,7 @@ test("without a field all are explained", () => {
 
 test.each([
   ["helth.port", "there is no field helth.port; did you mean health.port?"],
+  ["nodes.kubelt", "there is no field nodes.kubelt; did you mean nodes.kubelet?"],
   ["qps", "there is no field qps; there is api.qps"],
   ["nothing-like-it", "there is no field nothing-like-it"],
 ])("%s is none, and what may be meant is named", (field, told) => {
