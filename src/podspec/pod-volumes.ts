@@ -29,8 +29,10 @@ export function volumeKind(volume: PodVolume): string {
 
 /** Volumes that a container mounts, uses as a block device or reads env from, with their indexes in the spec. */
 export function usedVolumes(pod: Pod): { volume: PodVolume; index: number }[] {
+  const volumes = pod.spec?.volumes;
+  // Asked many times of each pod.
+  if (volumes === undefined || volumes.length === 0) return [];
   const names = new Set<string>();
-  const spec = pod.spec;
   for (const container of allContainersOf(pod)) {
     for (const mount of container.volumeMounts ?? []) names.add(mount.name);
     for (const device of container.volumeDevices ?? []) names.add(device.name);
@@ -38,9 +40,9 @@ export function usedVolumes(pod: Pod): { volume: PodVolume; index: number }[] {
       if (variable.valueFrom?.fileKeyRef) names.add(variable.valueFrom.fileKeyRef.volumeName);
     }
   }
-  return (spec?.volumes ?? [])
-    .map((volume, index) => ({ volume, index }))
-    .filter(({ volume }) => names.has(volume.name));
+  const used: { volume: PodVolume; index: number }[] = [];
+  for (const [index, volume] of volumes.entries()) if (names.has(volume.name)) used.push({ volume, index });
+  return used;
 }
 
 /** The volume that admission adds to every pod: token, CA and namespace of its service account. */

@@ -61,7 +61,10 @@ export function appArmorPaths(pod: Pod): string[] {
 
 /** Drops the keys whose value is undefined or null: absent fields stay absent in the machine's spec. */
 export function pickDefined<T extends object>(fields: T): { [K in keyof T]?: Exclude<T[K], undefined | null> } {
-  return Object.fromEntries(Object.entries(fields).filter(([, value]) => value !== undefined && value !== null)) as {
-    [K in keyof T]?: Exclude<T[K], undefined | null>;
-  };
+  const picked: Record<string, unknown> = {};
+  for (const key of Object.keys(fields)) {
+    const value = (fields as Record<string, unknown>)[key];
+    if (value !== undefined && value !== null) picked[key] = value;
+  }
+  return picked as { [K in keyof T]?: Exclude<T[K], undefined | null> };
 }

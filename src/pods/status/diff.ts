@@ -50,16 +50,18 @@ function same(a: unknown, b: unknown): boolean {
     !Array.isArray(a) &&
     !Array.isArray(b)
   ) {
-    const keys = new Set([...Object.keys(a), ...Object.keys(b)]);
-    for (const key of keys)
-      if (!same((a as Record<string, unknown>)[key], (b as Record<string, unknown>)[key])) return false;
+    const [before, after] = [a as Record<string, unknown>, b as Record<string, unknown>];
+    for (const key of Object.keys(before)) if (!same(before[key], after[key])) return false;
+    for (const key of Object.keys(after)) if (!Object.hasOwn(before, key) && !isEmpty(after[key])) return false;
     return true;
   }
   return false;
 }
 
 function isEmpty(v: unknown): boolean {
-  return v === undefined || v === null || v === "" || (typeof v === "object" && Object.keys(v).length === 0);
+  if (v === undefined || v === null || v === "") return true;
+  if (typeof v !== "object") return false;
+  return Array.isArray(v) ? v.length === 0 : Object.keys(v).length === 0;
 }
 
 function sameConditions(a: readonly PodCondition[] | undefined, b: readonly PodCondition[]): boolean {

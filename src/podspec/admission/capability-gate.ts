@@ -355,7 +355,7 @@ function lacks(
 function findProblems(pod: Pod, context: GateContext): Problem[] {
   const problems: Problem[] = [];
   for (const { find, why, reason = UNSUPPORTED_FEATURE } of REFUSED_FEATURES) {
-    problems.push(...find(pod).map((path) => ({ path, why, reason })));
+    for (const path of find(pod)) problems.push({ path, why, reason });
   }
   for (const feature of GATED_FEATURES) {
     if (feature.warning !== undefined) continue;
