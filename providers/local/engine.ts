@@ -103,6 +103,8 @@ export interface MachineHome {
    * of the host permits it, and may have to be made; it is removed with the sandbox.
    */
   readonly secretDir: string;
+  /** Where what is on a volume is that outlives the machine, by its id. */
+  volumePath(volume: string): string;
   /** A path short enough for a unix socket, the same for the same name each time. Removed after `destroy`. */
   socketPath(name: string): string;
 }

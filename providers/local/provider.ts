@@ -22,7 +22,6 @@ import {
   type DeleteOptions,
   type Capability,
   type Clock,
-  containersOf,
   goArchitecture,
   isSubset,
   linkAbort,
@@ -52,6 +51,7 @@ import {
   toError,
   unseenMachine,
   specIdentity,
+  type VolumeProvider,
 } from "../../src/provider/kit/index.ts";
 import type { Engine, HostProblem, Shims } from "./engine.ts";
 import { type EvictionOptions, HostCare, type ShutdownGrace } from "./host-care.ts";
@@ -61,7 +61,9 @@ import { TornFiles } from "./host/torn-files.ts";
 import { type MachineRecord, recordOfLost, whatIsKnown } from "./machine/record.ts";
 import { patchedSpec, SecretBudget, secretBytes } from "./machine/secret-budget.ts";
 import { type KeptMachine, MachineStore } from "./machine/machine-store.ts";
+import { assertId, validateSpec } from "./machine/valid-spec.ts";
 import { Supervisor, type SupervisorContext } from "./machine/supervisor.ts";
+import { LocalVolumes } from "./volumes.ts";
 import type { Observations } from "./pressure/thresholds.ts";
 
 interface LocalProviderOptions {
@@ -93,6 +95,8 @@ interface LocalProviderOptions {
 }
 
 const START_CONCURRENCY = 8;
+/** Volumes that are measured at a time. */
+const VOLUME_WALKS = 2;
 /** kubelet's containerLogMaxSize and containerLogMaxFiles. */
 const LOG_MAX_BYTES = 10 * 1024 * 1024;
 const LOG_MAX_FILES = 5;
@@ -105,8 +109,6 @@ const PRUNE_EVERY_MS = 10 * 60 * 1000;
 const RETRY_MS = 5_000;
 /** Less than a caller waits for a reply. */
 const SAMPLE_MS = 5_000;
-const ID_PATTERN = /^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,199}$/;
-const NAME_PATTERN = /^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$/;
 
 /**
  * One host's machines: a Provider over an engine, with its state in a folder. Created by `openLocalProvider`, which
@@ -120,6 +122,9 @@ export class LocalProvider implements Provider {
   readonly #supervisors = new Map<string, Supervisor>();
   readonly #secrets: SecretBudget;
   readonly #care: HostCare;
+  /** Absent: the engine has none. */
+  readonly #volumes: LocalVolumes | undefined;
+  readonly volumes?: VolumeProvider;
   readonly #context: SupervisorContext;
   readonly #closed = new AbortController();
   /** Descriptor of the state directory's lock. */
@@ -135,6 +140,15 @@ export class LocalProvider implements Provider {
     this.#lock = lock;
     this.#secrets = new SecretBudget(options.secrets?.maxBytes ?? Infinity);
     this.#care = new HostCare({ ...options, supervisors: this.#supervisors });
+    this.#volumes = options.engine.capabilities.includes("volumes.persistent")
+      ? new LocalVolumes({
+          ...options,
+          torn: new TornFiles(options.stateDir, options.logger),
+          walks: new SharedPlaces(VOLUME_WALKS),
+          machines: () => [...this.#supervisors.values()].map(({ record }) => record),
+        })
+      : undefined;
+    if (this.#volumes !== undefined) this.volumes = this.#volumes.api;
     this.#context = {
       engine: options.engine,
       store,
@@ -190,6 +204,7 @@ export class LocalProvider implements Provider {
     await Promise.all([...this.#supervisors.values()].map((supervisor) => this.#takeOver(supervisor)));
     if (machines.length > 0)
       this.#options.logger.info({ machines: machines.length }, "Found the machines of the former backend");
+    void this.#volumes?.finish(this.#closed.signal);
     this.#prune();
   }
 
@@ -243,6 +258,7 @@ export class LocalProvider implements Provider {
   #prune(): void {
     try {
       this.#store.pruneTombstones(TOMBSTONE_MS);
+      this.#volumes?.prune(TOMBSTONE_MS);
     } catch (thrown) {
       this.#options.logger.error({ err: thrown }, "Cannot remove old tombstones yet");
     }
@@ -315,6 +331,7 @@ export class LocalProvider implements Provider {
       assertCapable(requiredCapabilities(spec), this.#engine.capabilities);
       assertRuntimeHandler(spec, this.#engine.runtimeHandlers);
       this.#engine.validate?.(spec);
+      this.#volumes?.assertClaimable(spec);
       this.#secrets.reserve(id, tenantOf(spec.labels), secretBytes(spec));
       const supervisor = this.#create(id, spec);
       // Told as the end of the machine, as a kubelet fails the pod: its controller makes another one, elsewhere.
@@ -439,7 +456,8 @@ export class LocalProvider implements Provider {
   async #sample(supervisor: Supervisor): Promise<MachineStats | undefined> {
     const late = Promise.withResolvers<undefined>();
     const cancel = this.#options.clock.after(SAMPLE_MS, () => late.resolve(undefined));
-    const sample = supervisor.stats().catch(() => undefined);
+    const own = supervisor.stats();
+    const sample = (this.#volumes?.addTo(own, supervisor.record) ?? own).catch(() => undefined);
     return await Promise.race([sample, late.promise]).finally(cancel);
   }
 
@@ -514,38 +532,6 @@ function processShims(options: LocalProviderOptions): Shims {
     recorded: ({ dir }) => recordedExit(dir),
     attach: (_container, socket, streams) => attachShim(socket, streams),
   };
-}
-
-/** Ids become names of folders. */
-function assertId(id: string): void {
-  if (!ID_PATTERN.test(id))
-    throw new ProviderError("invalid", `machine id "${id}" must match ${ID_PATTERN.source}`, { field: "id" });
-}
-
-/** Rules of the model itself, for every engine. */
-function validateSpec(spec: MachineSpec): void {
-  const invalid = (field: string, message: string) => new ProviderError("invalid", `${field}: ${message}`, { field });
-  if (spec.containers.length === 0) throw invalid("containers", "a machine needs at least one container");
-  const volumes = new Set<string>();
-  for (const { name } of spec.volumes ?? []) {
-    // Engines make folders of these names.
-    if (!NAME_PATTERN.test(name)) throw invalid("volumes.name", `"${name}" must be a DNS label`);
-    if (volumes.has(name)) throw invalid("volumes.name", `"${name}" is used twice`);
-    volumes.add(name);
-  }
-  const seen = new Set<string>();
-  for (const { spec: container } of containersOf(spec)) {
-    if (!NAME_PATTERN.test(container.name)) throw invalid("containers.name", `"${container.name}" must be a DNS label`);
-    if (seen.has(container.name)) throw invalid("containers.name", `"${container.name}" is used twice`);
-    seen.add(container.name);
-    for (const mount of container.mounts ?? []) {
-      if (!volumes.has(mount.volume))
-        throw invalid(
-          "containers.mounts",
-          `container "${container.name}" mounts volume "${mount.volume}", which does not exist`,
-        );
-    }
-  }
 }
 
 /** What a backend lacks on this host, whatever its engine. @param self the backend's own process */

@@ -13,10 +13,10 @@ import { hostPath } from "./host-access.ts";
 import { writeFilesVolume } from "./volume-files.ts";
 import { openInRoot } from "./root-path.ts";
 
-type Home = Pick<MachineHome, "dir" | "secretDir" | "spec">;
+type Home = Pick<MachineHome, "dir" | "secretDir" | "spec" | "volumePath">;
 
 /** Makes the empty ones. Those on disk that an earlier sandbox has left are the containers' as they left them. */
-export async function makeVolumes({ dir, spec }: Home): Promise<void> {
+export async function makeVolumes({ dir, spec }: Pick<Home, "dir" | "spec">): Promise<void> {
   await mkdir(join(dir, "volumes"), { recursive: true, mode: 0o755 });
   for (const volume of spec.volumes ?? []) {
     if (volume.type !== "empty_dir") continue;
@@ -41,7 +41,10 @@ export function applyFiles(home: Home, volume: Extract<Volume, { type: "files" }
 }
 
 /** Where the containers have it from: files are secrets. */
-function volumeDir({ dir, secretDir }: Home, { type, name }: Volume): string {
+function volumeDir(home: Home, volume: Volume): string {
+  const { dir, secretDir } = home;
+  const { type, name } = volume;
+  if (volume.type === "persistent") return home.volumePath(volume.volume);
   const onDisk = join(dir, "volumes", name);
   // Containers have the folder of an earlier version mounted.
   return type === "files" && !existsSync(onDisk) ? join(secretDir, "files", name) : onDisk;
@@ -69,7 +72,8 @@ export async function volumeSource(
   const source = volume.type === "image" ? image : volume.type === "host" ? hostPath(volume) : volumeDir(home, volume);
   if (source === undefined)
     throw new ContainerError("ImageVolumeMountFailed", `volume ${volume.name}: its image is not there`);
-  const isOwn = volume.type === "empty_dir" || volume.type === "host";
+  const isPersistent = volume.type === "persistent" && volume.read_only !== true;
+  const isOwn = volume.type === "empty_dir" || volume.type === "host" || isPersistent;
   const writable = isOwn && mount.read_only !== true;
   if (mount.sub_path === undefined || mount.sub_path === "") return { source, writable };
 

@@ -16,6 +16,7 @@ export const PROCESS_CAPABILITIES: readonly Capability[] = [
   ...SUPERVISED_CAPABILITIES,
   "volumes.empty_dir",
   "volumes.files",
+  "volumes.persistent",
   "patch_files",
 ];
 

@@ -63,6 +63,7 @@ function socketPrefix(id: string): string {
  *     STATE/machines/ID/engine/      the engine's own
  *     STATE/machines/ID/containers/NAME/INSTANCE/   shim files and log segments
  *     STATE/tombstones/ID.json       the last status of a deleted machine
+ *     STATE/volumes/ID/              what outlives machines (../volumes.ts)
  *     STATE/run/                     unix sockets, under short names
  *
  *     STATE/torn/                    what was torn, for a person to look at (torn-files.ts)
@@ -108,6 +109,10 @@ export class MachineStore {
   /** Of the last change that was written. */
   get revision(): number {
     return this.#events.revision;
+  }
+
+  volumePath(id: string): string {
+    return join(this.stateDir, "volumes", id, "data");
   }
 
   machineDir(id: string): string {

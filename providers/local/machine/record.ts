@@ -9,6 +9,7 @@ import {
   type NamedContainer,
   type RestartBackoff,
   specIdentity,
+  volumeClaims,
 } from "../../../src/provider/kit/index.ts";
 import type { PreparedImage } from "../engine.ts";
 
@@ -22,6 +23,8 @@ export interface MachineRecord {
   restartPolicy?: MachineSpec["restart_policy"];
   /** Of the spec as it was created: tells a repeated create from a conflicting one. */
   specHash: string;
+  /** The volumes that it has, also when its spec is lost. Absent: none. */
+  claims?: readonly ClaimRecord[];
   /** An engine's sandbox exists, or may exist. */
   sandbox: "none" | "opening" | "open";
   /** All init containers have passed since the sandbox was made. */
@@ -34,6 +37,13 @@ export interface MachineRecord {
   deleted: boolean;
   containers: Record<string, ContainerRecord>;
   noticeSeq: number;
+}
+
+interface ClaimRecord {
+  readonly name: string;
+  readonly volume: string;
+  readonly reservation?: string;
+  readonly read_only: boolean;
 }
 
 export interface Ending {
@@ -133,7 +143,12 @@ export function newContainerState(container: NamedContainer, machine: MachineSpe
 /** @param host of the machine, for its status; @param now wall-clock milliseconds */
 export function newRecord(id: string, spec: MachineSpec, host: string, now: number): MachineRecord {
   const containers = containersOf(spec);
+  const claims = volumeClaims(spec).map(({ claim: { name, volume, reservation, read_only = false } }): ClaimRecord => ({
+    ...{ name, volume, read_only },
+    ...(reservation !== undefined && { reservation }),
+  }));
   return {
+    ...(claims.length > 0 && { claims }),
     machine: {
       id,
       host,

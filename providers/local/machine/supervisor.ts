@@ -133,6 +133,10 @@ export class Supervisor implements MachineHome {
     return supervisor;
   }
 
+  volumePath(volume: string): string {
+    return this.#context.store.volumePath(volume);
+  }
+
   get spec(): MachineSpec {
     return this.#state.spec;
   }

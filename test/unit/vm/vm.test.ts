@@ -357,6 +357,7 @@ async function machineWith(
     spec: machine(...containers),
     dir,
     secretDir: dir,
+    volumePath: (volume: string) => join(dir, "persistent", volume),
     socketPath: (name: string) => join(dir, name),
   };
   const sandbox = new VmSandbox(context, home, vm);

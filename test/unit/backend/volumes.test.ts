@@ -1,0 +1,122 @@
+/** Volumes as folders of the backend's host: what a backend finds of them that begins after a kill or a loss of power. */
+import { existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, truncateSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { afterEach, expect, test } from "vitest";
+import { TornFiles } from "../../../providers/local/host/torn-files.ts";
+import { LocalVolumes } from "../../../providers/local/volumes.ts";
+import type { MachineSpec } from "../../../src/provider/machine.ts";
+import { SharedPlaces } from "../../../src/queue/shared-places.ts";
+import { silentLogger } from "../../../src/telemetry/logger.ts";
+import { systemClock } from "../../../src/util/clock.ts";
+
+const folders: string[] = [];
+afterEach(() => folders.splice(0).forEach((folder) => rmSync(folder, { recursive: true, force: true })));
+
+const options = { signal: new AbortController().signal };
+const spec = { labels: { team: "a" }, size_bytes: 1024, mode: "filesystem" } as const;
+const machine: MachineSpec = {
+  labels: {},
+  restart_policy: "never",
+  containers: [{ name: "c", image: "i" }],
+  volumes: [{ name: "data", type: "persistent", volume: "disk" }],
+};
+
+type Options = ConstructorParameters<typeof LocalVolumes>[0];
+type Holder = ReturnType<Options["machines"]> extends Iterable<infer H> ? H : never;
+
+function setup() {
+  const stateDir = mkdtempSync(join(tmpdir(), "vmlet-volumes-"));
+  folders.push(stateDir);
+  const holders: Holder[] = [];
+  const open = () =>
+    new LocalVolumes({
+      stateDir,
+      clock: systemClock,
+      logger: silentLogger,
+      torn: new TornFiles(stateDir, silentLogger),
+      walks: new SharedPlaces(1),
+      machines: () => holders,
+    });
+  const holds = (state: "running" | "stopped", sandbox: "open" | "none", reachability: "ok" | "unknown" = "ok") =>
+    holders.splice(0, 1, {
+      machine: { id: "m", state, reachability },
+      sandbox,
+      claims: [{ name: "data", volume: "disk", read_only: false }],
+    });
+  return { stateDir, open, holds, file: (id: string) => join(stateDir, "volumes", id, "volume.json") };
+}
+
+test("the next backend finds a volume, what is on it, and for whom it is reserved", async () => {
+  const { open } = setup();
+  const first = open();
+  await first.api.create("disk", spec, options);
+  await first.api.reserve("disk", "node-a", options);
+  writeFileSync(join(first.path("disk"), "said"), "kept");
+  const next = open();
+  expect(await next.api.get("disk", options)).toMatchObject({
+    state: "available",
+    reservations: [{ name: "node-a", read_only: false }],
+  });
+  expect(readFileSync(join(next.path("disk"), "said"), "utf8")).toBe("kept");
+});
+
+test("a machine has its volume until it is over and its sandbox is gone", async () => {
+  const { open, holds } = setup();
+  const volumes = open();
+  await volumes.api.create("disk", spec, options);
+  const stateOf = async () => (await volumes.api.get("disk", options)).attachments.map(({ state }) => state);
+  holds("running", "open");
+  expect(await stateOf()).toEqual(["attached"]);
+  holds("running", "open", "unknown");
+  expect(await stateOf()).toEqual(["unknown"]);
+  holds("stopped", "open");
+  expect(await stateOf()).toEqual(["attached"]);
+  expect(() => volumes.assertClaimable(machine)).toThrow(expect.objectContaining({ code: "in_use" }) as Error);
+  holds("stopped", "none");
+  expect(await stateOf()).toEqual([]);
+  volumes.assertClaimable(machine);
+});
+
+test("a volume whose record is torn is told of, given to nobody, and keeps what is on it", async () => {
+  const { open, file } = setup();
+  const first = open();
+  await first.api.create("disk", spec, options);
+  writeFileSync(join(first.path("disk"), "said"), "kept");
+  truncateSync(file("disk"), 10);
+  const next = open();
+  expect(await next.api.get("disk", options)).toMatchObject({ state: "failed", reason: "VolumeLost" });
+  expect(() => next.assertClaimable(machine)).toThrow(/is failed: its record was torn/);
+  expect(existsSync(join(next.path("disk"), "said"))).toBe(true);
+});
+
+test("a folder of which nothing was ever told is removed", async () => {
+  const { open, stateDir } = setup();
+  mkdirSync(join(stateDir, "volumes", "half", "data"), { recursive: true });
+  open();
+  expect(existsSync(join(stateDir, "volumes", "half"))).toBe(false);
+});
+
+test("a deletion that a kill broke off is finished, and its tombstone outlives the backend", async () => {
+  const { open, file } = setup();
+  const first = open();
+  await first.api.create("disk", spec, options);
+  const record = JSON.parse(readFileSync(file("disk"), "utf8")) as { volume: { state: string } };
+  record.volume.state = "deleting";
+  writeFileSync(file("disk"), JSON.stringify(record));
+  const next = open();
+  await next.finish(options.signal);
+  expect(existsSync(next.path("disk"))).toBe(false);
+  expect(await open().api.get("disk", options)).toMatchObject({ state: "deleted" });
+});
+
+test("a sample tells what is used of a volume and what it may have", async () => {
+  const { open } = setup();
+  const volumes = open();
+  await volumes.api.create("disk", { ...spec, size_bytes: 2 ** 20 }, options);
+  writeFileSync(join(volumes.path("disk"), "said"), "x".repeat(10_000));
+  const [sample] = await volumes.stats({ claims: [{ name: "data", volume: "disk", read_only: false }] });
+  expect(sample).toMatchObject({ name: "data", capacity_bytes: 2 ** 20 });
+  expect(sample!.used_bytes).toBeGreaterThanOrEqual(10_000);
+  expect(sample!.available_bytes).toBeLessThan(2 ** 20);
+});
