@@ -53,8 +53,8 @@ export async function assemble(folder: string): Promise<void> {
   for (const file of ["LICENSE", "src/provider/contract/openapi.yaml"])
     await copy(join(repository, file), join(app, file));
   // Generated as JavaScript, so the compiler leaves it where it is.
-  const generated = "providers/local/engines/cri/api.gen.js";
-  await copy(join(repository, generated), join(app, "dist", generated));
+  for (const generated of ["providers/local/engines/cri/api.gen.js", "src/csi/api.gen.js"])
+    await copy(join(repository, generated), join(app, "dist", generated));
   for (const name of await runtimePackages()) await copyPackage(name, app);
   await copy(join(repository, `node_modules/node-linux-${process.arch}/bin/node`), join(app, "bin/node"));
   await copyPackageJson(app);

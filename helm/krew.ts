@@ -47,8 +47,8 @@ async function fill(tree: string): Promise<void> {
   await cp(join(repository, "src/ui/page"), join(dist, "src/ui/page"), { recursive: true });
   for (const file of ["LICENSE", "src/provider/contract/openapi.yaml"])
     await copy(join(repository, file), join(tree, file));
-  const generated = "providers/local/engines/cri/api.gen.js";
-  await copy(join(repository, generated), join(dist, generated));
+  for (const generated of ["providers/local/engines/cri/api.gen.js", "src/csi/api.gen.js"])
+    await copy(join(repository, generated), join(dist, generated));
   for (const name of await portablePackages()) await copyPackage(name, tree);
   await copyPackageJson(tree);
   for (const name of ["main", "kubectl-vmlet", "kubectl_complete-vmlet"])

@@ -79,6 +79,10 @@ const commands: CommandTable = {
     summary: "place the pods of namespaces that have a policy for bursts",
     build: async () => (await import("./webhook.ts")).webhookCommand(),
   },
+  csi: {
+    summary: "make PersistentVolumes of a backend's volumes",
+    build: async () => (await import("./csi.ts")).csiCommand(),
+  },
   smoke: {
     summary: "run a pod on a node and see it come and go",
     build: async () => (await import("./smoke.ts")).smokeCommand(),

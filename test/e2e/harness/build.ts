@@ -12,6 +12,7 @@ export const kubernetesModule = join(import.meta.dirname, "../kubernetes");
 export const corednsModule = join(import.meta.dirname, "../coredns");
 export const containerdModule = join(import.meta.dirname, "../containerd");
 export const runcModule = join(import.meta.dirname, "../runc");
+export const csiModule = join(import.meta.dirname, "../csi");
 
 /**
  * One binary that is etcd, kube-apiserver, kube-controller-manager or kube-scheduler, by its first argument. About seven
@@ -142,6 +143,17 @@ function buildContainerdProgram(name: string): Promise<string> {
     sources: [],
     args: ["build", "-trimpath", "-tags", "no_btrfs no_devmapper no_zfs", "-ldflags", `-s -w -X ${version}`],
     target: `github.com/containerd/containerd/v2/cmd/${name}`,
+  });
+}
+
+/** The CSI project's own checks of a driver. */
+export function buildCsiSanity(): Promise<string> {
+  return buildGo({
+    name: "csi-sanity",
+    module: csiModule,
+    sources: [],
+    args: ["build", "-trimpath", "-ldflags", "-s -w"],
+    target: "github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity",
   });
 }
 

@@ -1,0 +1,79 @@
+/** `vmlet csi`: the CSI controller in front of a backend's volumes. */
+import { Command, Option } from "commander";
+import { HttpVmProvider } from "../../providers/http-vm/index.ts";
+import { ConfigError, configuredBy } from "../config/load.ts";
+import { CsiServer } from "../csi/server.ts";
+import { createLogger, type LogFormat, type LogLevel } from "../telemetry/logger.ts";
+import { untilAborted } from "../util/abort.ts";
+import { openNoDebugger, signalToStop } from "./exit.ts";
+import { outliveFaults, PROGRAM_FOLDER } from "./faults.ts";
+import { logFormatOption } from "./log-format.ts";
+import { VERSION } from "./version.ts";
+
+interface Flags {
+  endpoint: string;
+  backend?: string | undefined;
+  clusterId?: string | undefined;
+  tokenFile?: string | undefined;
+  caFile?: string | undefined;
+  certFile?: string | undefined;
+  keyFile?: string | undefined;
+  allowPlainHttp?: boolean | undefined;
+  logLevel: LogLevel;
+  logFormat: LogFormat;
+}
+
+export function csiCommand(): Command {
+  return new Command("csi")
+    .description(
+      "serve CSI's controller (driver volumes.vmlet.dev) for csi-provisioner, csi-attacher and csi-resizer; it keeps nothing, so any number may run",
+    )
+    .option("--endpoint <address>", "unix socket on which the sidecars ask", "unix:///csi/csi.sock")
+    .option("--backend <url>", "Machine API with the volumes: https://host:port, http:// on loopback, or unix:///path")
+    .option("--cluster-id <id>", "as the agents have it (clusterId): whose volumes these are")
+    .option("--token-file <file>", "file with the bearer token")
+    .option("--ca-file <file>", "CA that signed the backend's certificate; no other is trusted")
+    .option("--cert-file <file>", "client certificate")
+    .option("--key-file <file>", "client key")
+    .option("--allow-plain-http", "http:// beyond loopback, which shows every token to the network")
+    .addOption(
+      new Option("--log-level <level>", "what is logged").choices(["debug", "info", "warn", "error"]).default("info"),
+    )
+    .addOption(logFormatOption())
+    .action(run);
+}
+
+async function run(flags: Flags): Promise<void> {
+  const stop = signalToStop();
+  const { backend, clusterId, endpoint } = flags;
+  if (backend === undefined) throw new ConfigError("--backend is missing: the URL of the Machine API with the volumes");
+  if (clusterId === undefined || clusterId === "")
+    throw new ConfigError("--cluster-id is missing: give the agents' clusterId, by default the UID of kube-system");
+  const socket = /^(?:unix:(?:\/\/)?)?(\/.+)$/.exec(endpoint)?.[1];
+  if (socket === undefined) throw new ConfigError(`--endpoint: ${endpoint} is no unix socket, as unix:///csi/csi.sock`);
+  const logger = createLogger({ level: flags.logLevel, format: flags.logFormat });
+  openNoDebugger(logger);
+  const { fatal } = outliveFaults(logger, { ownFolder: PROGRAM_FOLDER });
+  const { tokenFile, caFile, certFile, keyFile } = flags;
+  const provider = await configuredBy("--backend", () =>
+    Promise.resolve(
+      new HttpVmProvider({
+        url: backend,
+        allowPlainHttp: flags.allowPlainHttp === true,
+        credentials: {
+          ...(tokenFile !== undefined && { tokenFile }),
+          ...(caFile !== undefined && { caFile }),
+          ...(certFile !== undefined && { certFile }),
+          ...(keyFile !== undefined && { keyFile }),
+        },
+      }),
+    ),
+  );
+  const server = new CsiServer({ provider, clusterId, version: VERSION, logger });
+  await configuredBy("--endpoint", () => server.listen(socket));
+  logger.info({ endpoint, backend }, "The CSI driver answers");
+  await untilAborted(AbortSignal.any([stop, fatal]));
+  await server.close();
+  await provider.close();
+  fatal.throwIfAborted();
+}

@@ -1,0 +1,209 @@
+/**
+ * CSI's controller service in front of the Machine API. It keeps nothing: what it is asked to remember is the backend's
+ * to remember, so any number of copies, and one that was killed, say the same.
+ *
+ * - A volume's id is made from its name: a create whose answer was lost finds what it made.
+ * - Publishing to a node is reserving the volume for that node's machines. Nothing is attached then: the machine's own
+ *   specification names the volume, and the backend attaches it with the machine. What publishing does is to keep other
+ *   nodes' machines away, also those that are late.
+ * - Unpublishing gives the reservation back. The backend refuses that for as long as a machine of the node may still
+ *   write, so Kubernetes is told that a volume is detached only when it is.
+ */
+import { Code, ConnectError, type HandlerContext } from "@connectrpc/connect";
+import { isProviderError } from "../provider/errors.ts";
+import { clusterPrefix, LABEL_CLUSTER } from "../provider/owner.ts";
+import type { Provider } from "../provider/provider.ts";
+import type { PersistentVolume, VolumeProvider } from "../provider/volume.ts";
+import {
+  type ControllerExpandVolumeRequest,
+  type ControllerPublishVolumeRequest,
+  type ControllerUnpublishVolumeRequest,
+  type CreateVolumeRequest,
+  type DeleteVolumeRequest,
+  type GetCapacityRequest,
+  type ListVolumesRequest,
+  type ValidateVolumeCapabilitiesRequest,
+  ControllerServiceCapability_RPC_Type as Rpc,
+} from "./api.gen.js";
+import { invalid } from "./errors.ts";
+import { isNodeOf } from "./node-id.ts";
+import { bytesOf, isVolumeId, sharingOf, specOf, unmetCapability, volumeIdOf, ZONE_KEY } from "./requests.ts";
+
+const RPCS: readonly Rpc[] = [
+  Rpc.CREATE_DELETE_VOLUME,
+  Rpc.PUBLISH_UNPUBLISH_VOLUME,
+  Rpc.LIST_VOLUMES,
+  Rpc.LIST_VOLUMES_PUBLISHED_NODES,
+  Rpc.GET_CAPACITY,
+  Rpc.EXPAND_VOLUME,
+  Rpc.PUBLISH_READONLY,
+  Rpc.SINGLE_NODE_MULTI_WRITER,
+];
+/** How a starting token of ours begins: the id of the last volume follows. */
+const AFTER = "after:";
+
+export interface ControllerOptions {
+  provider: Provider;
+  /** As the agents have it: whose volumes these are. */
+  clusterId: string;
+}
+
+type Call = Pick<HandlerContext, "signal">;
+
+export class ControllerService {
+  readonly #provider: Provider;
+  readonly #volumes: VolumeProvider;
+  readonly #clusterId: string;
+  readonly #cluster: string;
+
+  /** @throws Error for a backend that has no volumes */
+  constructor({ provider, clusterId }: ControllerOptions) {
+    this.#provider = provider;
+    this.#volumes = volumesOf(provider);
+    this.#clusterId = clusterId;
+    this.#cluster = clusterPrefix(clusterId);
+  }
+
+  controllerGetCapabilities() {
+    return { capabilities: RPCS.map((type) => ({ type: { case: "rpc" as const, value: { type } } })) };
+  }
+
+  async createVolume(request: CreateVolumeRequest, { signal }: Call) {
+    const info = await this.#provider.getInfo({ signal });
+    const spec = specOf(this.#clusterId, info, request);
+    const volume = await this.#volumes.create(volumeIdOf(this.#clusterId, request.name), spec, { signal });
+    if (volume.state !== "available")
+      throw new ConnectError(`volume ${volume.id} is ${volume.state} yet`, Code.Unavailable);
+    const limit = Number(request.capacityRange?.limitBytes ?? 0);
+    if (limit > 0 && volume.size_bytes > limit)
+      throw new ConnectError(
+        `volume ${volume.id} has ${volume.size_bytes} bytes, more than ${limit}`,
+        Code.AlreadyExists,
+      );
+    return { volume: told(volume) };
+  }
+
+  async deleteVolume({ volumeId }: DeleteVolumeRequest, { signal }: Call) {
+    if (volumeId === "") throw invalid("the volume's id is missing");
+    // One of another cluster is none of this driver's, and what never was is gone.
+    const volume = await orAbsent(this.#find(volumeId, signal));
+    if (volume !== undefined) await this.#volumes.delete(volumeId, { signal });
+    return {};
+  }
+
+  async controllerPublishVolume(
+    { volumeId, nodeId, readonly, volumeCapability }: ControllerPublishVolumeRequest,
+    { signal }: Call,
+  ) {
+    if (volumeId === "" || nodeId === "") throw invalid("the id of the volume or of the node is missing");
+    if (volumeCapability === undefined) throw invalid("the volume's capability is missing");
+    const volume = await this.#find(volumeId, signal);
+    if (!isNodeOf(this.#clusterId, nodeId)) throw new ConnectError(`there is no node ${nodeId}`, Code.NotFound);
+    const info = await this.#provider.getInfo({ signal });
+    const sharing = sharingOf(info, volume.class);
+    const unmet = unmetCapability([volumeCapability], { mode: volume.mode, sharing });
+    if (unmet !== undefined) throw invalid(unmet);
+    await this.#volumes.reserve(volumeId, nodeId, { signal, readOnly: readonly });
+    return {};
+  }
+
+  async controllerUnpublishVolume({ volumeId, nodeId }: ControllerUnpublishVolumeRequest, { signal }: Call) {
+    if (volumeId === "") throw invalid("the volume's id is missing");
+    const volume = await orAbsent(this.#find(volumeId, signal));
+    for (const { name } of volume?.reservations ?? [])
+      if (nodeId === "" || name === nodeId) await this.#volumes.release(volumeId, name, { signal });
+    return {};
+  }
+
+  async validateVolumeCapabilities(
+    { volumeId, volumeCapabilities }: ValidateVolumeCapabilitiesRequest,
+    { signal }: Call,
+  ) {
+    if (volumeId === "" || volumeCapabilities.length === 0)
+      throw invalid("the volume's id or its capabilities are missing");
+    const volume = await this.#find(volumeId, signal);
+    const sharing = sharingOf(await this.#provider.getInfo({ signal }), volume.class);
+    const message = unmetCapability(volumeCapabilities, { mode: volume.mode, sharing });
+    return message === undefined ? { confirmed: { volumeCapabilities } } : { message };
+  }
+
+  async listVolumes({ maxEntries, startingToken }: ListVolumesRequest, { signal }: Call) {
+    if (maxEntries < 0) throw invalid("the number of entries is negative");
+    if (startingToken !== "" && !startingToken.startsWith(AFTER))
+      throw new ConnectError(`the starting token ${JSON.stringify(startingToken)} is none of ours`, Code.Aborted);
+    const after = startingToken.slice(AFTER.length);
+    const { items } = await this.#volumes.list({ signal, labels: { [LABEL_CLUSTER]: this.#cluster } });
+    const all = items.filter(({ id }) => id > after).toSorted((a, b) => (a.id < b.id ? -1 : 1));
+    const page = maxEntries === 0 ? all : all.slice(0, maxEntries);
+    const last = page.at(-1);
+    return {
+      entries: page.map((volume) => ({
+        volume: told(volume),
+        status: { publishedNodeIds: volume.reservations.map(({ name }) => name) },
+      })),
+      nextToken: last !== undefined && page.length < all.length ? AFTER + last.id : "",
+    };
+  }
+
+  async getCapacity({ parameters, accessibleTopology }: GetCapacityRequest, { signal }: Call) {
+    const { available_bytes, minimum_bytes, maximum_bytes } = await this.#volumes.getCapacity({
+      signal,
+      class: parameters["class"],
+      zone: accessibleTopology?.segments[ZONE_KEY],
+    });
+    return {
+      availableCapacity: BigInt(available_bytes),
+      ...(minimum_bytes !== undefined && { minimumVolumeSize: BigInt(minimum_bytes) }),
+      ...(maximum_bytes !== undefined && { maximumVolumeSize: BigInt(maximum_bytes) }),
+    };
+  }
+
+  async controllerExpandVolume(
+    { volumeId, capacityRange, volumeCapability }: ControllerExpandVolumeRequest,
+    { signal }: Call,
+  ) {
+    if (capacityRange === undefined) throw invalid("the size is missing");
+    const volume = await this.#find(volumeId, signal);
+    const bytes = bytesOf(capacityRange);
+    if (volumeCapability !== undefined) {
+      const sharing = sharingOf(await this.#provider.getInfo({ signal }), volume.class);
+      const unmet = unmetCapability([volumeCapability], { mode: volume.mode, sharing });
+      if (unmet !== undefined) throw invalid(unmet);
+    }
+    const { size_bytes } = await this.#volumes.resize(volumeId, bytes, { signal });
+    // The backend has let its file system grow, too.
+    return { capacityBytes: BigInt(size_bytes), nodeExpansionRequired: false };
+  }
+
+  /** One of this cluster's. @throws ConnectError */
+  async #find(id: string, signal: AbortSignal): Promise<PersistentVolume> {
+    if (id === "") throw invalid("the volume's id is missing");
+    const volume = isVolumeId(id) ? await orAbsent(this.#volumes.get(id, { signal })) : undefined;
+    if (volume === undefined || volume.state === "deleted" || volume.labels[LABEL_CLUSTER] !== this.#cluster)
+      throw new ConnectError(`there is no volume ${id}`, Code.NotFound);
+    return volume;
+  }
+}
+
+/** @throws Error for a backend that has none */
+function volumesOf({ volumes }: Provider): VolumeProvider {
+  if (volumes === undefined) throw new Error("the backend has no volumes that outlive machines");
+  return volumes;
+}
+
+async function orAbsent<T>(call: Promise<T>): Promise<T | undefined> {
+  try {
+    return await call;
+  } catch (thrown) {
+    if (isProviderError(thrown, "not_found")) return undefined;
+    if (thrown instanceof ConnectError && thrown.code === Code.NotFound) return undefined;
+    throw thrown;
+  }
+}
+
+/** A volume in CSI's words. */
+const told = ({ id, size_bytes, zone }: PersistentVolume) => ({
+  volumeId: id,
+  capacityBytes: BigInt(size_bytes),
+  accessibleTopology: zone === undefined ? [] : [{ segments: { [ZONE_KEY]: zone } }],
+});

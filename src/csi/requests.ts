@@ -1,0 +1,141 @@
+/** What CSI's requests ask of a volume, in the Machine API's words. */
+import { createHash } from "node:crypto";
+import { Code, ConnectError } from "@connectrpc/connect";
+import { clusterPrefix, LABEL_CLUSTER, LABEL_NAMESPACE } from "../provider/owner.ts";
+import type { ProviderInfo } from "../provider/provider.ts";
+import type { PersistentVolumeSpec, VolumeClass, VolumeMode } from "../provider/volume.ts";
+import {
+  type CapacityRange,
+  type CreateVolumeRequest,
+  type TopologyRequirement,
+  type VolumeCapability,
+  VolumeCapability_AccessMode_Mode as Mode,
+} from "./api.gen.js";
+import { invalid } from "./errors.ts";
+
+/** Where machines of a backend are, in the labels of nodes and volumes. */
+export const ZONE_KEY = "topology.volumes.vmlet.dev/zone";
+/** Of a StorageClass, besides what the provisioner adds. */
+const CLASS_PARAMETER = "class";
+const PROVISIONER_PREFIX = "csi.storage.k8s.io/";
+const DEFAULT_BYTES = 2 ** 30;
+/** Of a pod's claim, when the provisioner says it (`--extra-create-metadata`). */
+const LABEL_CLAIM = "vmlet.dev/claim";
+
+const PLAIN_NAME = /^[a-z0-9]([-a-z0-9.]{0,108}[a-z0-9])?$/;
+
+/**
+ * The volume's id: the same for the same name each time, so that a create whose answer was lost makes no second one. It
+ * shows the name where that can be an id; clusters that share a backend have different ones.
+ */
+export function volumeIdOf(clusterId: string, name: string): string {
+  const shown = PLAIN_NAME.test(name) ? name : createHash("sha256").update(name).digest("hex").slice(0, 40);
+  return `${clusterPrefix(clusterId)}.${shown}`;
+}
+
+/** True for what can be the id of a volume at all. */
+export const isVolumeId = (id: string): boolean => /^[a-z0-9]([-a-z0-9.]{0,126}[a-z0-9])?$/.test(id);
+
+/** @throws ConnectError */
+export function specOf(clusterId: string, info: ProviderInfo, request: CreateVolumeRequest): PersistentVolumeSpec {
+  const { parameters, volumeCapabilities, capacityRange, accessibilityRequirements } = request;
+  if (request.name === "") throw invalid("the name is missing");
+  if (volumeCapabilities.length === 0) throw invalid("the volume's capabilities are missing");
+  if (request.volumeContentSource !== undefined)
+    throw invalid("volumes from snapshots or other volumes are not to be had here");
+  for (const name of Object.keys(parameters))
+    if (name !== CLASS_PARAMETER && !name.startsWith(PROVISIONER_PREFIX))
+      throw invalid(`there is no parameter ${JSON.stringify(name)}: a StorageClass may have "${CLASS_PARAMETER}"`);
+  if (Object.keys(request.mutableParameters).length > 0) throw invalid("there are no mutable parameters");
+  const named = parameters[CLASS_PARAMETER];
+  const mode = modeOf(volumeCapabilities);
+  const unmet = unmetCapability(volumeCapabilities, { mode, sharing: sharingOf(info, named) });
+  if (unmet !== undefined) throw invalid(unmet);
+  const fsType = fsTypeOf(volumeCapabilities);
+  const zone = zoneOf(info, accessibilityRequirements);
+  const claim = parameters[`${PROVISIONER_PREFIX}pvc/name`];
+  const namespace = parameters[`${PROVISIONER_PREFIX}pvc/namespace`];
+  return {
+    labels: {
+      [LABEL_CLUSTER]: clusterPrefix(clusterId),
+      ...(namespace !== undefined && { [LABEL_NAMESPACE]: namespace }),
+      ...(claim !== undefined && { [LABEL_CLAIM]: claim }),
+    },
+    size_bytes: bytesOf(capacityRange),
+    mode,
+    ...(fsType !== undefined && { fs_type: fsType }),
+    ...(named !== undefined && { class: named }),
+    ...(zone !== undefined && { zone }),
+  };
+}
+
+/** What is asked for, or what fits a limit. @throws ConnectError */
+export function bytesOf(range: CapacityRange | undefined): number {
+  const required = Number(range?.requiredBytes ?? 0);
+  const limit = Number(range?.limitBytes ?? 0);
+  if (required < 0 || limit < 0) throw invalid("sizes are not negative");
+  if (limit > 0 && limit < required)
+    throw new ConnectError(`at least ${required} bytes are required, and at most ${limit} allowed`, Code.OutOfRange);
+  if (required > Number.MAX_SAFE_INTEGER) throw new ConnectError(`no volume has ${required} bytes`, Code.OutOfRange);
+  if (required > 0) return required;
+  return limit > 0 ? Math.min(limit, DEFAULT_BYTES) : DEFAULT_BYTES;
+}
+
+/** @throws ConnectError when some ask for a device and others for a file system */
+function modeOf(capabilities: readonly VolumeCapability[]): VolumeMode {
+  const modes = new Set(capabilities.map(({ accessType }) => accessType.case));
+  if (modes.has(undefined)) throw invalid("a capability says neither block nor mount");
+  if (modes.size > 1) throw invalid("a volume is a block device or a file system, and not both");
+  return modes.has("block") ? "block" : "filesystem";
+}
+
+function fsTypeOf(capabilities: readonly VolumeCapability[]): string | undefined {
+  const types = new Set(
+    capabilities.flatMap(({ accessType }) => (accessType.case === "mount" ? accessType.value.fsType : [])),
+  );
+  types.delete("");
+  if (types.size > 1) throw invalid(`a volume has one file system, not ${[...types].join(" and ")}`);
+  return [...types][0];
+}
+
+const ONE_NODE: ReadonlySet<Mode> = new Set([
+  Mode.SINGLE_NODE_WRITER,
+  Mode.SINGLE_NODE_READER_ONLY,
+  Mode.SINGLE_NODE_SINGLE_WRITER,
+  Mode.SINGLE_NODE_MULTI_WRITER,
+]);
+
+/** Why a volume cannot be what is asked of it; undefined when it can. */
+export function unmetCapability(
+  capabilities: readonly VolumeCapability[],
+  { mode, sharing }: { mode: VolumeMode; sharing: VolumeClass["sharing"] },
+): string | undefined {
+  for (const { accessMode, accessType } of capabilities) {
+    const asked = accessType.case === "block" ? "block" : "filesystem";
+    if (asked !== mode) return `the volume is of mode ${mode}, not ${asked}`;
+    const access = accessMode?.mode ?? Mode.UNKNOWN;
+    if (access === Mode.UNKNOWN) return "an access mode is missing";
+    if (ONE_NODE.has(access) || sharing === "writers") continue;
+    if (access === Mode.MULTI_NODE_READER_ONLY && sharing === "readers") continue;
+    return `volumes of this class cannot be had in the access mode ${Mode[access]}`;
+  }
+  return undefined;
+}
+
+/** @throws ConnectError */
+export function sharingOf({ volumeClasses = [] }: ProviderInfo, named: string | undefined): VolumeClass["sharing"] {
+  if (named === undefined) return volumeClasses[0]?.sharing ?? "one";
+  const found = volumeClasses.find(({ name }) => name === named);
+  if (found !== undefined) return found.sharing;
+  throw invalid(
+    `there is no class ${JSON.stringify(named)} (there is ${volumeClasses.map(({ name }) => name).join(", ") || "none"})`,
+  );
+}
+
+/** @throws ConnectError when the volume has to be where this backend has none */
+function zoneOf({ zone }: ProviderInfo, requirement: TopologyRequirement | undefined): string | undefined {
+  const topologies = [...(requirement?.preferred ?? []), ...(requirement?.requisite ?? [])];
+  const zones = topologies.flatMap(({ segments }) => segments[ZONE_KEY] ?? []);
+  if (zones.length === 0 || (zone !== undefined && zones.includes(zone))) return zone;
+  throw new ConnectError(`volumes are in zone ${zone ?? "(none)"}, not in ${zones.join(", ")}`, Code.ResourceExhausted);
+}

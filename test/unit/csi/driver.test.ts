@@ -1,0 +1,227 @@
+/** The CSI driver by gRPC on its socket, in front of a backend: what Kubernetes' sidecars are told, and what the backend then has. */
+import { mkdtemp, rm } from "node:fs/promises";
+import { connect } from "node:net";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { Code, createClient } from "@connectrpc/connect";
+import { createGrpcTransport, Http2SessionManager } from "@connectrpc/connect-node";
+import { afterEach, describe, expect, test } from "vitest";
+import { MemoryProvider, type MemoryProviderOptions } from "../../../providers/memory/index.ts";
+import {
+  Controller,
+  Identity,
+  type VolumeCapability,
+  VolumeCapability_AccessMode_Mode as Mode,
+} from "../../../src/csi/api.gen.js";
+import { csiNodeId } from "../../../src/csi/node-id.ts";
+import { CsiServer } from "../../../src/csi/server.ts";
+import type { MachineSpec } from "../../../src/provider/machine.ts";
+import { silentLogger } from "../../../src/telemetry/logger.ts";
+
+const cleanups: (() => Promise<unknown>)[] = [];
+afterEach(async () => {
+  for (const cleanup of cleanups.splice(0).toReversed()) await cleanup();
+});
+
+const signal = new AbortController().signal;
+const GIB = 2 ** 30;
+const NODE_A = csiNodeId("cluster-a", "node-a");
+const NODE_B = csiNodeId("cluster-a", "node-b");
+
+const mounted = (mode = Mode.SINGLE_NODE_WRITER) =>
+  ({ accessMode: { mode }, accessType: { case: "mount", value: {} } }) as VolumeCapability;
+
+async function setup(options: MemoryProviderOptions = {}) {
+  const memory = new MemoryProvider(options);
+  const folder = await mkdtemp(join(tmpdir(), "vmlet-csi-"));
+  cleanups.push(
+    () => rm(folder, { recursive: true, force: true }),
+    () => memory.close(),
+  );
+  const socket = join(folder, "csi.sock");
+  const open = async (clusterId = "cluster-a", path = socket) => {
+    const server = new CsiServer({ provider: memory, clusterId, version: "1.2.3", logger: silentLogger });
+    await server.listen(path);
+    const sessionManager = new Http2SessionManager("http://localhost", {}, { createConnection: () => connect(path) });
+    const transport = createGrpcTransport({ baseUrl: "http://localhost", sessionManager });
+    const close = async () => {
+      sessionManager.abort();
+      await server.close();
+    };
+    cleanups.push(() => close().catch(() => {}));
+    return { controller: createClient(Controller, transport), identity: createClient(Identity, transport), close };
+  };
+  const { controller, identity, close } = await open();
+  const make = async (name = "pvc-1", more: object = {}) => {
+    const { volume } = await controller.createVolume({ name, volumeCapabilities: [mounted()], ...more });
+    return volume!.volumeId;
+  };
+  const publish = (volumeId: string, nodeId: string, more: object = {}) =>
+    controller.controllerPublishVolume({ volumeId, nodeId, volumeCapability: mounted(), ...more });
+  return { memory, socket, folder, open, close, controller, identity, make, publish };
+}
+
+const codeOf = (call: Promise<unknown>) =>
+  call.then(
+    () => "ok",
+    ({ code }: { code: Code }) => Code[code],
+  );
+
+const machineWith = (volume: string, reservation: string): MachineSpec => ({
+  labels: {},
+  restart_policy: "never",
+  containers: [{ name: "c", image: "i", command: ["sleep", "3600"] }],
+  volumes: [{ name: "data", type: "persistent", volume, reservation }],
+});
+
+describe("a volume", () => {
+  test("is the same one for a create that is repeated, also by another copy of the driver", async () => {
+    const { make, open, folder, memory } = await setup();
+    const id = await make();
+    expect(await make()).toBe(id);
+    const other = await open("cluster-a", join(folder, "other.sock"));
+    const { volume } = await other.controller.createVolume({ name: "pvc-1", volumeCapabilities: [mounted()] });
+    expect(volume!.volumeId).toBe(id);
+    expect((await memory.volumes.list({ signal, labels: {} })).items).toHaveLength(1);
+  });
+
+  test("of another cluster with the same name is another one, out of reach", async () => {
+    const { make, open, folder, memory } = await setup();
+    const id = await make();
+    const other = await open("cluster-b", join(folder, "other.sock"));
+    const { volume } = await other.controller.createVolume({ name: "pvc-1", volumeCapabilities: [mounted()] });
+    expect(volume!.volumeId).not.toBe(id);
+    expect((await other.controller.listVolumes({})).entries.map((each) => each.volume?.volumeId)).toEqual([
+      volume!.volumeId,
+    ]);
+    await other.controller.deleteVolume({ volumeId: id });
+    expect(await codeOf(other.controller.controllerExpandVolume({ volumeId: id, capacityRange: {} }))).toBe("NotFound");
+    expect(await memory.volumes.get(id, { signal })).toMatchObject({ state: "available" });
+  });
+
+  test("tells whose claim it is, where the provisioner says so", async () => {
+    const { make, memory } = await setup();
+    const parameters = { "csi.storage.k8s.io/pvc/name": "data-0", "csi.storage.k8s.io/pvc/namespace": "team" };
+    expect((await memory.volumes.get(await make("pvc-1", { parameters }), { signal })).labels).toMatchObject({
+      "vmlet.dev/claim": "data-0",
+      "vmlet.dev/namespace": "team",
+    });
+  });
+
+  test.each<[string, object, string]>([
+    ["without a name", { name: "" }, "InvalidArgument"],
+    ["without capabilities", { volumeCapabilities: [] }, "InvalidArgument"],
+    ["that several nodes write", { volumeCapabilities: [mounted(Mode.MULTI_NODE_MULTI_WRITER)] }, "InvalidArgument"],
+    ["of a class that is not there", { parameters: { class: "gold" } }, "InvalidArgument"],
+    ["with a parameter that nobody knows", { parameters: { iops: "7" } }, "InvalidArgument"],
+    ["larger than its limit", { capacityRange: { requiredBytes: 2n, limitBytes: 1n } }, "OutOfRange"],
+    ["for which there is no room", { capacityRange: { requiredBytes: 2n ** 52n } }, "ResourceExhausted"],
+    ["in a zone that is not there", { accessibilityRequirements: { requisite: [zone("north")] } }, "ResourceExhausted"],
+  ])("%s is refused", async (_what, more, code) => {
+    const { controller } = await setup();
+    const request = { name: "pvc-1", volumeCapabilities: [mounted()], ...more };
+    expect(await codeOf(controller.createVolume(request))).toBe(code);
+  });
+
+  test("of which the backend says nothing is asked for again", async () => {
+    const { controller } = await setup({ faults: () => ({ kind: "fail", code: "unavailable" }) });
+    const request = { name: "pvc-1", volumeCapabilities: [mounted()] };
+    expect(await codeOf(controller.createVolume(request))).toBe("Unavailable");
+  });
+
+  test("grows, and never shrinks", async () => {
+    const { make, controller } = await setup();
+    const volumeId = await make();
+    const grow = (bytes: number) =>
+      controller.controllerExpandVolume({ volumeId, capacityRange: { requiredBytes: BigInt(bytes) } });
+    expect(await grow(2 * GIB)).toMatchObject({ capacityBytes: BigInt(2 * GIB), nodeExpansionRequired: false });
+    expect(await grow(GIB)).toMatchObject({ capacityBytes: BigInt(2 * GIB) });
+  });
+});
+
+describe("publishing", () => {
+  test("keeps a volume for one node, and another node is refused until it is given back", async () => {
+    const { make, publish, controller } = await setup();
+    const volumeId = await make();
+    await publish(volumeId, NODE_A);
+    await publish(volumeId, NODE_A);
+    expect(await codeOf(publish(volumeId, NODE_B))).toBe("FailedPrecondition");
+    const { entries } = await controller.listVolumes({});
+    expect(entries[0]?.status?.publishedNodeIds).toEqual([NODE_A]);
+    await controller.controllerUnpublishVolume({ volumeId, nodeId: NODE_A });
+    await publish(volumeId, NODE_B);
+  });
+
+  test("is not taken back while a machine of the node may still write", async () => {
+    const { make, publish, controller, memory } = await setup();
+    const volumeId = await make();
+    await publish(volumeId, NODE_A);
+    await memory.createPod("m", machineWith(volumeId, NODE_A), { signal });
+    memory.setReachability("m", "unknown");
+    const unpublish = () => codeOf(controller.controllerUnpublishVolume({ volumeId, nodeId: NODE_A }));
+    expect(await unpublish()).toBe("FailedPrecondition");
+    expect(await codeOf(controller.deleteVolume({ volumeId }))).toBe("FailedPrecondition");
+    await memory.stopPod("m", { signal, graceSeconds: 0 });
+    expect(await unpublish()).toBe("ok");
+    await expect(memory.createPod("late", machineWith(volumeId, NODE_A), { signal })).rejects.toMatchObject({
+      code: "in_use",
+    });
+  });
+
+  test("is for nodes of this cluster alone", async () => {
+    const { make, publish } = await setup();
+    const volumeId = await make();
+    for (const nodeId of [csiNodeId("cluster-b", "node-a"), "node-a", `${NODE_A}/..`])
+      expect(await codeOf(publish(volumeId, nodeId))).toBe("NotFound");
+  });
+
+  test("read-only is another thing than to write", async () => {
+    const { make, publish } = await setup();
+    const volumeId = await make();
+    await publish(volumeId, NODE_A, { readonly: true });
+    expect(await codeOf(publish(volumeId, NODE_A))).toBe("AlreadyExists");
+  });
+
+  test("is taken back from all nodes by who names none, and of what is gone", async () => {
+    const { make, publish, controller } = await setup();
+    const volumeId = await make();
+    await publish(volumeId, NODE_A);
+    await controller.controllerUnpublishVolume({ volumeId });
+    await controller.deleteVolume({ volumeId });
+    await controller.deleteVolume({ volumeId });
+    await controller.controllerUnpublishVolume({ volumeId, nodeId: NODE_A });
+  });
+});
+
+test("a list comes in pages, and strange tokens are refused", async () => {
+  const { make, controller } = await setup();
+  const ids = [await make("a"), await make("b"), await make("c")];
+  const seen: (string | undefined)[] = [];
+  let startingToken = "";
+  do {
+    const { entries, nextToken } = await controller.listVolumes({ maxEntries: 2, startingToken });
+    seen.push(...entries.map(({ volume }) => volume?.volumeId));
+    startingToken = nextToken;
+  } while (startingToken !== "");
+  expect(seen).toEqual(ids);
+  expect(await codeOf(controller.listVolumes({ startingToken: "7" }))).toBe("Aborted");
+});
+
+test("the driver says who it is, and that it is not ready in front of a backend without volumes", async () => {
+  const { identity } = await setup();
+  expect(await identity.getPluginInfo({})).toMatchObject({ name: "volumes.vmlet.dev", vendorVersion: "1.2.3" });
+  expect(await identity.probe({})).toMatchObject({ ready: true });
+  const without = await setup({ capabilities: [] });
+  expect(await codeOf(without.identity.probe({}))).toBe("FailedPrecondition");
+});
+
+test("a driver takes over the socket of one that was killed, and of none that lives", async () => {
+  const { open, close, socket } = await setup();
+  await expect(open("cluster-a", socket)).rejects.toThrow(/another driver listens/);
+  await close();
+  await open("cluster-a", socket);
+});
+
+function zone(name: string) {
+  return { segments: { "topology.volumes.vmlet.dev/zone": name } };
+}
