@@ -77,16 +77,21 @@ function objectOf(schema: SchemaNode, of: (node: SchemaNode) => fc.Arbitrary<unk
   return fc.record(members, { requiredKeys: schema.required ?? [] });
 }
 
+/** Texts for patterns that admit no word. */
+const PLAIN = ["x", "/x", "unconfined", "v.example/gpu=0"];
+
 function stringOf({ pattern, format, minLength = 0, maxLength = 1e9 }: SchemaNode): fc.Arbitrary<string> {
   if (format === "base64") return fc.base64String({ maxLength: 64 });
   const expression = pattern === undefined ? undefined : new RegExp(pattern);
   const isAdmitted = (text: string) =>
     text.length >= minLength && text.length <= maxLength && (expression === undefined || expression.test(text));
-  const plain = isAdmitted("x") ? "x" : "/x";
+  // A pattern may admit next to none of what follows: nothing here may search for a text without end.
+  const plain = PLAIN.find(isAdmitted) ?? "x";
   const longest = fc.constantFrom(...[253, 256, 4096].map((length) => "x".repeat(length)).filter(isAdmitted), plain);
   const words = fc.constantFrom(...WORDS.filter(isAdmitted), plain);
   const others = fc.string({ unit: fc.constantFrom("a", "é", "\u{1f600}", '"', "\\", "/", "-", "."), maxLength: 40 });
-  return fc.oneof({ weight: 4, arbitrary: words }, { weight: 1, arbitrary: longest }, others.filter(isAdmitted));
+  const admitted = (text: string) => (isAdmitted(text) ? text : plain);
+  return fc.oneof({ weight: 4, arbitrary: words }, { weight: 1, arbitrary: longest }, others.map(admitted));
 }
 
 function integerOf({ minimum = Number.MIN_SAFE_INTEGER, maximum = Number.MAX_SAFE_INTEGER }: SchemaNode) {
