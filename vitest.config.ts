@@ -56,7 +56,7 @@ export default defineConfig({
         globalSetup: ["test/support/temporary.ts"],
         setupFiles: ["test/support/tidy.ts"],
       }),
-      suite("integration", { timeoutMs: 60_000, exclude: [...ENGINES, ...HOSTILE] }),
+      suite("integration", { timeoutMs: 60_000, pollMs: 10_000, exclude: [...ENGINES, ...HOSTILE] }),
       // Its figures are those of an agent that has the machine for itself.
       suite("hostile", { timeoutMs: 120_000, serial: true, include: HOSTILE }),
       suite("engines", { timeoutMs: 300_000, serial: true, include: ENGINES }),

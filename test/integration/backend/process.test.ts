@@ -51,6 +51,15 @@ backendSuite(
       expect(await text(stdout)).toBe("from-a\n");
     });
 
+    test("no program of the backend's own package is found before the host's", async () => {
+      const before = process.env["PATH"];
+      process.env["PATH"] = `/somewhere/node_modules/.bin:${before}`;
+      const id = await bench().create({ containers: [bench().shell("a", "echo $PATH; sleep 1000")] });
+      await bench().until(async () => expect((await bench().log(id, "a")).join()).toContain("/bin"));
+      process.env["PATH"] = before;
+      expect((await bench().log(id, "a")).join()).not.toContain("node_modules");
+    });
+
     test.runIf(available)("files are changed where they are mounted", async () => {
       const id = await bench().create({
         volumes: [{ name: "f", type: "files", version: "1", files: file("one\n") }],

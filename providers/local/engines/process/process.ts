@@ -74,6 +74,12 @@ interface ProcessEngineOptions {
 const PAGE_BYTES = 4096;
 const NANOSECONDS_PER_TICK = 1_000_000_000 / TICKS_PER_SECOND;
 const DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/** The host's programs, without those of the package that the backend was started from: npm puts them first. */
+function hostPath(path: string = DEFAULT_PATH): string {
+  const folders = path.split(":").filter((folder) => !/(?:^|\/)node_modules\/|\/node-gyp-bin$/.test(folder));
+  return folders.join(":") || DEFAULT_PATH;
+}
 const LINKED =
   "This host gives no mount namespaces: volumes are links below the container's home, $HOME/etc/config for /etc/config";
 const ON_DISK = "Engine process has no memory for volumes: emptyDirs of medium Memory are on this machine's disk";
@@ -233,7 +239,7 @@ class ProcessSandbox implements Sandbox {
       );
     const home = join(this.#home.dir, "home", container.name);
     mkdirSync(home, { recursive: true, mode: 0o700 });
-    const env: Record<string, string> = { PATH: process.env["PATH"] ?? DEFAULT_PATH, HOME: home };
+    const env: Record<string, string> = { PATH: hostPath(process.env["PATH"]), HOME: home };
     for (const { name, value } of container.spec.env ?? []) env[name] = value;
     const paths = await this.#boundPaths(container);
     const notices = standIn === undefined ? [] : [{ reason: "StandIn", message: standIn.message }];
