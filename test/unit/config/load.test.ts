@@ -132,7 +132,7 @@ describe("a configuration file", () => {
       "nodes:\n  - name: a\n    provider: { url: https://vms }\n",
     ],
     [
-      "nodes[0].provider.type: must be one of http-vm, memory, module, not htp-vm; did you mean http-vm?",
+      "nodes[0].provider.type: must be one of http-vm, memory, module, cloud, not htp-vm; did you mean http-vm?",
       "nodes:\n  - name: a\n    provider: { type: htp-vm }\n",
     ],
     [

@@ -137,13 +137,23 @@ describe("every specification that is admitted", () => {
       versionChars: fc.constantFrom(1, 64, 4096),
       character: fc.constantFrom("x", "é", "\u{1f600}"),
     });
+    // Among the others, whatever chance brings.
+    const LARGE = {
+      containers: 333,
+      nameChars: 253,
+      imageChars: 1000,
+      amounts: 1,
+      volumes: 10,
+      versionChars: 64,
+      character: "x",
+    };
     let largest = 0;
     await fc.assert(
       fc.asyncProperty(sizes, async (size) => {
         const machine = await roundTrip(specOfSize(size), () => settle(1));
         largest = Math.max(largest, machine === undefined ? 0 : JSON.stringify(machine).length);
       }),
-      { numRuns: runs(20) },
+      { numRuns: runs(20), examples: [[LARGE]] },
     );
     expect(largest).toBeGreaterThan(100_000);
   });

@@ -200,15 +200,22 @@ export const admissionCases: readonly ChecklistCase[] = [
         /spec\.containers\[0\]\.ports\[0\]\.hostPort: backend ".*" lacks capability host_ports/,
       ),
   },
-  ...(["hostNetwork", "hostPID", "hostIPC"] as const).map((field): ChecklistCase => ({
+  ...(
+    [
+      ["hostNetwork", "host_network"],
+      ["hostPID", "host_pid"],
+      ["hostIPC", "host_ipc"],
+    ] as const
+  ).map(([field, capability]): ChecklistCase => ({
     ids: ["R04"],
-    name: `${field} is refused, by name`,
+    name: `${field} is refused, by name, where the backend does not give its host`,
+    lacks: capability,
     run: (context) =>
       refused(
         context,
         { [field]: true },
         "UnsupportedFeature",
-        new RegExp(`^Pod was rejected: spec\\.${field}: a machine has `),
+        new RegExp(`^Pod was rejected: spec\\.${field}: backend ".*" lacks capability ${capability}`),
       ),
   })),
   {
