@@ -75,9 +75,11 @@ export async function startIncus(
   const env = { ...process.env, INCUS_DIR: folder };
   const start = () => sandbox.spawn("incusd", INCUSD, ["--group", "root"], { env });
   const members = [start()];
-  const incus = (...words: string[]) => execFileSync("incus", words, { env, encoding: "utf8" });
+  const incus = (...words: string[]) => execFileSync("incus", words, { env, encoding: "utf8", timeout: 60_000 });
   const untilAnswers = () =>
-    waitFor({ what: "Incus to answer" }, () => execFileSync("incus", ["query", "/1.0"], { env, stdio: "ignore" }));
+    waitFor({ what: "Incus to answer" }, () =>
+      execFileSync("incus", ["query", "/1.0"], { env, stdio: "ignore", timeout: 10_000 }),
+    );
   await untilAnswers();
   const address = `127.0.0.1:${port}`;
   const network = `vmt${port}`;

@@ -135,7 +135,8 @@ function pods(): void {
     await running("web");
     const [name] = incus.instances();
     await incus.restart(0);
-    incus.incus("exec", "--project", "burst", name!, "--", "pkill", "-KILL", "-f", "main.ts guest");
+    // Not what carries this very command.
+    incus.incus("exec", "--project", "burst", name!, "--", "pkill", "-KILL", "-f", "[m]ain.ts guest");
     const shown = await waitFor({ what: "the guest to answer again", timeoutMs: 90_000 }, () =>
       kubectl.run(["exec", "web", "--", "echo", "still here"]),
     );
