@@ -246,11 +246,16 @@ export class CheckContext {
     if (!condition) throw new Violation(expected, came);
   }
 
-  async expectCode(call: Promise<unknown>, code: ProviderErrorCode, doing: string): Promise<ProviderError> {
+  async expectCode(
+    call: Promise<unknown>,
+    codes: ProviderErrorCode | readonly ProviderErrorCode[],
+    doing: string,
+  ): Promise<ProviderError> {
+    const code = [codes].flat().join(" or ");
     try {
       await call;
     } catch (thrown) {
-      if (isProviderError(thrown, code)) return thrown;
+      if (isProviderError(thrown) && [codes].flat().includes(thrown.code)) return thrown;
       const came = thrown instanceof ProviderError ? `${thrown.code} (${thrown.message})` : String(thrown);
       throw new Violation(`${doing} to fail with ${code}`, `it failed with ${came}`);
     }
