@@ -258,6 +258,16 @@ export class HostNetwork {
     this.#lock = undefined;
   }
 
+  /** Closes it; with no machine left, bridge and rules go as well, and are made again for the next. */
+  async leave(): Promise<void> {
+    this.#cancelLook();
+    try {
+      if (this.#lock !== undefined && (await this.#ipam.leases()).size === 0) await this.#takeDown();
+    } finally {
+      this.close();
+    }
+  }
+
   /** Removes what belongs to none of the machines: links, namespaces, leases. */
   async sweep(known: ReadonlySet<string>): Promise<void> {
     for (const id of new Set((await this.#ipam.leases()).values())) if (!known.has(id)) await this.detach(id);
@@ -336,13 +346,17 @@ export class HostNetwork {
   /** Removes the bridge and the rules, for a backend that is taken off this host for good. */
   async remove(): Promise<void> {
     await this.sweep(new Set());
+    await this.#takeDown();
+    await rm(this.#options.dir, { recursive: true, force: true });
+    this.close();
+    await rm(this.#names.lockFile, { force: true });
+  }
+
+  async #takeDown(): Promise<void> {
+    this.#ready.forget();
     if (existsSync(`/sys/class/net/${this.#names.bridge}`)) await ip([`link delete ${this.#names.bridge}`]);
     for (const family of ["inet", "netdev"])
       await nft(`add table ${family} ${this.#names.table}\ndelete table ${family} ${this.#names.table}\n`);
-    await rm(this.#options.dir, { recursive: true, force: true });
-    this.#ready.forget();
-    this.close();
-    await rm(this.#names.lockFile, { force: true });
   }
 
   async #setUp(): Promise<void> {

@@ -302,6 +302,27 @@ describe.skipIf(missing !== undefined)("machine network", () => {
     second.close();
   });
 
+  test("a backend that ends leaves bridge and rules to its machines, and takes them away when it has none", async () => {
+    const own = testNetwork(await mkdtemp(join(tmpdir(), "vmlet-network-")));
+    const isThere = async () => {
+      const { stdout } = await run("nft", ["list", "tables"]);
+      const hasTable = stdout.includes(own.bridge!.replace("-", "_"));
+      expect((await readdir("/sys/class/net")).includes(own.bridge!)).toBe(hasTable);
+      return hasTable;
+    };
+    const first = new HostNetwork(own);
+    await first.claim();
+    await first.attachNamespace("a");
+    await first.leave();
+    expect(await isThere()).toBe(true);
+    const second = new HostNetwork(own);
+    await second.claim();
+    await second.detach("a");
+    await second.leave();
+    expect(await isThere()).toBe(false);
+    await new HostNetwork(own).remove();
+  });
+
   test("a bridge is free again when the backend that had it was killed", async () => {
     const holder = spawn("flock", [`/run/vmlet-${options.bridge}.lock`, "sh", "-c", "echo up; exec sleep 1000"], {
       detached: true,

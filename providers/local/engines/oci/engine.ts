@@ -287,7 +287,7 @@ export class OciEngine implements Engine {
     // The runtime makes the group again when it needs it.
     if ((await readdir(this.#records).catch(() => [])).length === 0)
       await new Cgroup(this.#context.cgroupRoot).remove().catch(() => undefined);
-    this.#context.network.close();
+    await this.#context.network.leave();
   }
 
   async #remove(id: string, dir: string): Promise<void> {

@@ -307,7 +307,7 @@ export class VmEngine implements Engine {
     await (await this.#context.peek())?.qemu.close();
     // It stays while a VM is in it.
     await this.#group.remove().catch(() => undefined);
-    this.#network.close();
+    await this.#network.leave();
   }
 
   /** So that all VMs together leave the host what it needs. A host without control groups has to do without. */
