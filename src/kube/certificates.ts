@@ -176,21 +176,17 @@ export class NodeCertificate {
         kube,
         clock,
         signal,
-        onRequested: (request) =>
-          logger.info({ nodeName, request }, "Client certificate requested; it has to be approved"),
+        onRequested: (request) => logger.info({ request }, "Client certificate requested; it has to be approved"),
       });
       checkPair(next, "signed client certificate");
       this.#renewAt = renewalTime(next.cert, random);
       this.#pair = next;
-      logger.info(
-        { nodeName, validTo: new X509Certificate(next.cert).validTo },
-        "Client certificate signed by the cluster",
-      );
+      logger.info({ validTo: new X509Certificate(next.cert).validTo }, "Client certificate signed by the cluster");
       return true;
     } catch (thrown) {
       signal.throwIfAborted();
       metrics.clientCertificateRenewErrors.inc();
-      logger.warn({ nodeName, err: thrown }, "Client certificate not signed, will ask again");
+      logger.warn({ err: thrown }, "Client certificate not signed, will ask again");
       return false;
     }
   }
