@@ -54,7 +54,7 @@ export const listsCases: readonly FidelityCase[] = [
       expectStatus(await api.request("GET", `${podsIn(ns)}?fieldSelector=spec.nope%3D1`), {
         code: 400,
         reason: "BadRequest",
-        message: /field label not supported: spec\.nope$/,
+        message: /^field label not supported: spec\.nope$/,
       });
     },
   },
