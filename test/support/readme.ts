@@ -69,8 +69,13 @@ export const WRITTEN_PARTS: readonly WrittenPart[] = [
     end: "<!-- provider-codes:end -->",
     content: () =>
       table(
-        ["Code", "What it means", "What the agent does"],
-        Object.entries(PROVIDER_CODES).map(([code, { meaning, reaction }]) => [`\`${code}\``, meaning, reaction]),
+        ["Code", "What it means", "What the agent does", "What to do"],
+        Object.entries(PROVIDER_CODES).map(([code, { meaning, reaction, cure }]) => [
+          `\`${code}\``,
+          meaning,
+          reaction,
+          cure,
+        ]),
       ),
   },
   {

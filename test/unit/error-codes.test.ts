@@ -2,6 +2,7 @@
 import { globSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { expect, test } from "vitest";
+import { PROVIDER_CODES } from "../../src/provider/errors.ts";
 import { ERROR_CODES } from "../../src/util/error-codes.ts";
 
 const ROOT = join(import.meta.dirname, "../..");
@@ -29,3 +30,11 @@ test.each(Object.entries(ERROR_CODES))("%s is explained in sentences, with a cur
   expect(code).toMatch(/^[A-Z]+(?:_[A-Z]+)*$/);
   for (const text of [meaning, cure]) expect(text).toMatch(/^[A-Z`d4].*\.$/s);
 });
+
+test.each(Object.entries(PROVIDER_CODES))(
+  "the Machine API's %s is explained in sentences, with what the agent does and a cure",
+  (_code, { meaning, reaction, cure }) => {
+    for (const text of [meaning, reaction, cure]) expect(text).toMatch(/^[A-Z].*\.$/s);
+    expect(cure).not.toBe(reaction);
+  },
+);
