@@ -25,6 +25,10 @@ export interface Mutant {
   withoutStats?: true;
 }
 
+/** True for machines and volumes of the check that labels its own so. */
+export const isCase = ({ labels }: { labels: Record<string, string> }, name: string): boolean =>
+  labels["case"] === name;
+
 type CreateSpec = (spec: MachineSpec) => MachineSpec;
 
 /** Creates something else than what was asked for. */

@@ -20,10 +20,8 @@ import {
   untilAborted,
   watching,
   type Mutant,
+  isCase,
 } from "./mutant-kinds.ts";
-
-/** Only machines of the check that labels its own so. */
-const isCase = ({ labels }: { labels: Record<string, string> }, name: string): boolean => labels["case"] === name;
 
 const showingCase = (name: string, change: (machine: Machine) => object): Mutant =>
   showing((machine) => (isCase(machine, name) ? change(machine) : {}));

@@ -1,9 +1,7 @@
 /** Backends that forget something when they are restarted. */
 import { isProviderError } from "../../src/provider/errors.ts";
 import type { Machine } from "../../src/provider/machine.ts";
-import { endedWith, loggingLines, type Mutant } from "./mutant-kinds.ts";
-
-const isCase = ({ labels }: { labels: Record<string, string> }, name: string): boolean => labels["case"] === name;
+import { endedWith, loggingLines, type Mutant, isCase } from "./mutant-kinds.ts";
 
 /** Machines of this case are shown otherwise once the backend was restarted. */
 const afterRestart = (name: string, change: (machine: Machine) => object): Mutant => ({

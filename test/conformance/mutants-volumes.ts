@@ -3,9 +3,7 @@ import { type ProviderErrorCode, ProviderError, isProviderError } from "../../sr
 import type { MachineSpec } from "../../src/provider/machine.ts";
 import type { PersistentVolume, VolumeProvider } from "../../src/provider/volume.ts";
 import type { MemoryProvider } from "../../providers/memory/index.ts";
-import { creating, type Mutant } from "./mutant-kinds.ts";
-
-const isCase = ({ labels }: { labels: Record<string, string> }, name: string): boolean => labels["case"] === name;
+import { creating, type Mutant, isCase } from "./mutant-kinds.ts";
 
 /** Methods for volumes in place of the sound ones. */
 const storing = (change: (volumes: VolumeProvider, sound: MemoryProvider) => Partial<VolumeProvider>): Mutant => ({

@@ -20,6 +20,12 @@ export class Violation extends VmletError {
   }
 }
 
+/** A script that runs for longer than any check does. */
+export const FOREVER = "sleep 3600";
+export const QUICK = { initial_ms: 100, max_ms: 200 };
+/** After the first restart it waits for longer than any check does. */
+export const SLOW = { initial_ms: 600_000, max_ms: 600_000 };
+
 /** Between two looks at a machine. */
 const POLL_MS = 50;
 /** The label that all of a check's machines carry, and no others. */
@@ -83,6 +89,11 @@ export class CheckContext {
     const id = `${this.#prefix}-disk-${this.#volumeIds.length}`;
     this.#volumeIds.push(id);
     return id;
+  }
+
+  /** Labels by which the machines or volumes of one case are told from the check's others. */
+  labelsOf(name: string): Record<string, string> {
+    return { ...this.labels, case: name };
   }
 
   /** A new volume that can be used. */

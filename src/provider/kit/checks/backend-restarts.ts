@@ -1,17 +1,13 @@
 /** What must survive a restart of the backend itself: nothing that is asked of it may be forgotten. */
 import type { Check } from "../check.ts";
-import { mainOf, outputOf, summary, Violation, type CheckContext } from "../context.ts";
-
-const FOREVER = "sleep 3600";
-
-const labels = (context: CheckContext, name: string) => ({ labels: { ...context.labels, case: name } });
+import { FOREVER, mainOf, outputOf, summary, Violation, type CheckContext } from "../context.ts";
 
 const RULES: readonly Omit<Check, "needsRestart">[] = [
   {
     name: "backend-restart/machines-run-on",
     why: "Pods must not notice that what made them was replaced.",
     async run(context: CheckContext) {
-      const { id } = await context.running(FOREVER, labels(context, "runs-on"));
+      const { id } = await context.running(FOREVER, { labels: context.labelsOf("runs-on") });
       const before = mainOf(await context.get(id));
       await context.restarted();
       const machine = await context.get(id);
@@ -27,7 +23,7 @@ const RULES: readonly Omit<Check, "needsRestart">[] = [
     name: "backend-restart/logs-survive",
     why: "What was printed before is what somebody looks for after a failure.",
     async run(context: CheckContext) {
-      const { id } = await context.saying("before", `echo before; ${FOREVER}`, labels(context, "logs"));
+      const { id } = await context.saying("before", `echo before; ${FOREVER}`, { labels: context.labelsOf("logs") });
       await context.restarted();
       const shown = await outputOf(context, id);
       context.expect(shown === "before", "the line that was printed before", `it is ${JSON.stringify(shown)}`);
@@ -37,7 +33,7 @@ const RULES: readonly Omit<Check, "needsRestart">[] = [
     name: "backend-restart/exit-codes-survive",
     why: "A Job's result would be lost.",
     async run(context: CheckContext) {
-      const { id } = await context.over("exit 21", labels(context, "exit-codes"));
+      const { id } = await context.over("exit 21", { labels: context.labelsOf("exit-codes") });
       await context.restarted();
       const machine = await context.get(id);
       context.expect(
@@ -51,7 +47,7 @@ const RULES: readonly Omit<Check, "needsRestart">[] = [
     name: "backend-restart/an-end-meanwhile-is-told",
     why: "Containers do not wait for the backend with their ends.",
     async run(context: CheckContext) {
-      const { id } = await context.running("sleep 2; exit 22", labels(context, "meanwhile"));
+      const { id } = await context.running("sleep 2; exit 22", { labels: context.labelsOf("meanwhile") });
       await context.restarted();
       const code = mainOf(await context.untilOver(id)).terminated?.exit_code;
       context.expect(code === 22, "exit code 22 of a container that ended about then", `it is ${code}`);
@@ -63,7 +59,7 @@ const RULES: readonly Omit<Check, "needsRestart">[] = [
     async run(context: CheckContext) {
       const id = context.id();
       const { signal } = context;
-      const spec = context.spec(FOREVER, labels(context, "tombstone"));
+      const spec = context.spec(FOREVER, { labels: context.labelsOf("tombstone") });
       await context.provider.createPod(id, spec, { signal });
       await context.delete(id);
       await context.untilDeleted(id);
@@ -79,7 +75,7 @@ const RULES: readonly Omit<Check, "needsRestart">[] = [
     name: "backend-restart/revisions-do-not-fall",
     why: "An agent that has seen more would take everything that follows for old.",
     async run(context: CheckContext) {
-      const machine = await context.running(FOREVER, labels(context, "revisions"));
+      const machine = await context.running(FOREVER, { labels: context.labelsOf("revisions") });
       const { revision } = await context.list();
       await context.restarted();
       const after = await context.list();
@@ -98,7 +94,7 @@ const RULES: readonly Omit<Check, "needsRestart">[] = [
     async run(context: CheckContext) {
       const id = context.id();
       const { signal } = context;
-      const spec = context.spec(FOREVER, labels(context, "repeated"));
+      const spec = context.spec(FOREVER, { labels: context.labelsOf("repeated") });
       const first = await context.provider.createPod(id, spec, { signal });
       await context.restarted();
       const second = await context.provider.createPod(id, spec, { signal });
@@ -115,9 +111,9 @@ const RULES: readonly Omit<Check, "needsRestart">[] = [
     async run(context: CheckContext) {
       const id = context.id();
       const { signal } = context;
-      await context.provider.createPod(id, context.spec(FOREVER, labels(context, "conflict")), { signal });
+      await context.provider.createPod(id, context.spec(FOREVER, { labels: context.labelsOf("conflict") }), { signal });
       await context.restarted();
-      const other = context.spec("sleep 3602", labels(context, "conflict"));
+      const other = context.spec("sleep 3602", { labels: context.labelsOf("conflict") });
       await context.expectCode(
         context.provider.createPod(id, other, { signal }),
         "conflict",
@@ -130,7 +126,7 @@ const RULES: readonly Omit<Check, "needsRestart">[] = [
     why: "A machine that a list leaves out while the backend comes up looks lost.",
     async run(context: CheckContext) {
       const ids: string[] = [];
-      for (let i = 0; i < 3; i++) ids.push((await context.running(FOREVER, labels(context, "listed"))).id);
+      for (let i = 0; i < 3; i++) ids.push((await context.running(FOREVER, { labels: context.labelsOf("listed") })).id);
       await context.restarted();
       const { items } = await context.list();
       const shown = items.map(({ id }) => id).toSorted((a, b) => a.localeCompare(b));
@@ -145,7 +141,7 @@ const RULES: readonly Omit<Check, "needsRestart">[] = [
     name: "backend-restart/a-machine-can-be-stopped",
     why: "What cannot be stopped any more runs for nobody.",
     async run(context: CheckContext) {
-      const { id } = await context.running(FOREVER, labels(context, "stoppable"));
+      const { id } = await context.running(FOREVER, { labels: context.labelsOf("stoppable") });
       await context.restarted();
       await context.stop(id, 1);
       await context.untilOver(id);
@@ -157,7 +153,7 @@ const RULES: readonly Omit<Check, "needsRestart">[] = [
     why: "A watch goes on from the revision that it knows; a gap would never be noticed.",
     async run(context: CheckContext) {
       const { revision } = await context.list();
-      const { id } = await context.running(FOREVER, labels(context, "watched"));
+      const { id } = await context.running(FOREVER, { labels: context.labelsOf("watched") });
       await context.restarted();
       const stop = new AbortController();
       const cancel = context.clock.after(context.patienceMs, () => stop.abort());

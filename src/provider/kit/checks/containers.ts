@@ -1,10 +1,7 @@
 /** What happens inside a machine and how it is told: exit codes, restarts, init containers, sidecars, images, usage. */
 import { fileVersion } from "../../machine.ts";
 import type { Check } from "../check.ts";
-import { containerOf, mainOf, summary, type CheckContext } from "../context.ts";
-
-const FOREVER = "sleep 3600";
-const QUICK = { initial_ms: 100, max_ms: 200 };
+import { QUICK, FOREVER, containerOf, mainOf, summary, type CheckContext } from "../context.ts";
 
 const probe = (script: string) => ({
   exec: { command: ["sh", "-c", script] },

@@ -1,9 +1,7 @@
 /** Events: how the agent learns of changes at once. */
 import type { MachineEvent } from "../../provider.ts";
 import type { Check } from "../check.ts";
-import { mainOf, Violation, type CheckContext } from "../context.ts";
-
-const FOREVER = "sleep 3600";
+import { FOREVER, mainOf, Violation, type CheckContext } from "../context.ts";
 
 /** Watches from `since` until `isEnough`. */
 async function watch(
@@ -176,7 +174,7 @@ export const EVENT_CHECKS: readonly Check[] = [
     why: "An agent compares what a list, a get and an event say of one machine by it.",
     async run(context: CheckContext) {
       const { revision } = await context.list();
-      const { id } = await context.create(FOREVER, { labels: { ...context.labels, case: "revision" } });
+      const { id } = await context.create(FOREVER, { labels: context.labelsOf("revision") });
       const [event] = await watch(context, revision, `an event of machine ${id}`, (events) => events.length > 0);
       context.expect(
         event!.machine.revision === event!.revision,
@@ -190,7 +188,7 @@ export const EVENT_CHECKS: readonly Check[] = [
     needs: ["events"],
     why: "A pod is seen to run when its event comes.",
     async run(context: CheckContext) {
-      const soon = { ...context.labels, case: "soon" };
+      const soon = context.labelsOf("soon");
       const { id: first } = await context.over("exit 0", { labels: soon });
       await context.settled(first);
       const { revision } = await context.list();

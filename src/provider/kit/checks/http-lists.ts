@@ -1,10 +1,8 @@
 /** What plain requests for lists, changes and logs show: the agent's client would pass over much of it. */
 import type { Machine } from "../../machine.ts";
 import type { Check } from "../check.ts";
-import { CHECK_LABEL, mainOf, type CheckContext } from "../context.ts";
+import { FOREVER, CHECK_LABEL, mainOf, type CheckContext } from "../context.ts";
 import { enough, expectRefusal, JSON_BODY, labelQuery, timeOfPlainGet } from "./http-replies.ts";
-
-const FOREVER = "sleep 3600";
 
 const label = (key: string, value: string) => `label=${encodeURIComponent(`${key}=${value}`)}`;
 const labelOf = (context: CheckContext) => context.labels[CHECK_LABEL]!;

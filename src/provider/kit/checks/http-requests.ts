@@ -2,10 +2,9 @@
 import type { Capability } from "../../capabilities.ts";
 import type { Machine, MachineSpec } from "../../machine.ts";
 import type { Check } from "../check.ts";
-import type { CheckContext } from "../context.ts";
+import { FOREVER, type CheckContext } from "../context.ts";
 import { expectRefusal, JSON_BODY, put, type Reply } from "./http-replies.ts";
 
-const FOREVER = "sleep 3600";
 const EXTRA = { no_such_field: true };
 const PATCHES: readonly Capability[] = [
   "patch_files",

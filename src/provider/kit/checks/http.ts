@@ -3,12 +3,10 @@ import type { Capability } from "../../capabilities.ts";
 import type { Machine } from "../../machine.ts";
 import type { Check } from "../check.ts";
 import type { ReplySchema } from "../http-target.ts";
-import type { CheckContext } from "../context.ts";
+import { FOREVER, type CheckContext } from "../context.ts";
 import { HTTP_LIST_CHECKS } from "./http-lists.ts";
 import { HTTP_REQUEST_CHECKS } from "./http-requests.ts";
 import { enough, expectRefusal, labelQuery, put, timeOfPlainGet } from "./http-replies.ts";
-
-const FOREVER = "sleep 3600";
 
 const GATED: readonly { capability: Capability; path: string }[] = [
   { capability: "capacity", path: "/v1/capacity" },

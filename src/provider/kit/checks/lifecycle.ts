@@ -2,9 +2,8 @@
 import type { Capability } from "../../capabilities.ts";
 import type { MachineSpec } from "../../machine.ts";
 import type { Check } from "../check.ts";
-import { mainOf, summary, type CheckContext } from "../context.ts";
+import { FOREVER, mainOf, summary, type CheckContext } from "../context.ts";
 
-const FOREVER = "sleep 3600";
 /** Says `ready` once the stop signal is ignored. */
 const STUBBORN = "trap '' TERM; echo ready; sleep 3600";
 /** Ends with 5 when the stop signal comes. */
@@ -400,7 +399,7 @@ export const LIFECYCLE_CHECKS: readonly Check[] = [
       const id = context.id();
       const signal = context.signal;
       await context.provider.createPod(id, context.spec(FOREVER), { signal });
-      const other = context.spec(FOREVER, { labels: { ...context.labels, case: "other" } });
+      const other = context.spec(FOREVER, { labels: context.labelsOf("other") });
       await context.expectCode(
         context.provider.createPod(id, other, { signal }),
         "conflict",
@@ -459,7 +458,7 @@ export const LIFECYCLE_CHECKS: readonly Check[] = [
     name: "stop/is-seen-while-it-lasts",
     why: "A pod is shown as Terminating, and its machine must be so too.",
     async run(context: CheckContext) {
-      const { id } = await context.saying("ready", STUBBORN, { labels: { ...context.labels, case: "lasting" } });
+      const { id } = await context.saying("ready", STUBBORN, { labels: context.labelsOf("lasting") });
       await context.stop(id, 60);
       const machine = await context.until(id, "the state stopping", ({ state }) => state !== "running");
       context.expect(
@@ -475,7 +474,7 @@ export const LIFECYCLE_CHECKS: readonly Check[] = [
     why: "One that is left runs for nobody.",
     async run(context: CheckContext) {
       const { id } = await context.running("", {
-        labels: { ...context.labels, case: "every" },
+        labels: context.labelsOf("every"),
         containers: [context.container(FOREVER), context.container(FOREVER, { name: "second" })],
       });
       const isRunning = ({ state }: { state: string }) => state === "running";
@@ -493,7 +492,7 @@ export const LIFECYCLE_CHECKS: readonly Check[] = [
     name: "stop/right-after-the-create",
     why: "A pod is deleted before it runs often enough.",
     async run(context: CheckContext) {
-      const { id } = await context.create(FOREVER, { labels: { ...context.labels, case: "early" } });
+      const { id } = await context.create(FOREVER, { labels: context.labelsOf("early") });
       await context.stop(id, 0);
       await context.untilOver(id);
     },
@@ -515,7 +514,7 @@ export const LIFECYCLE_CHECKS: readonly Check[] = [
     async run(context: CheckContext) {
       const { id } = await context.saying("ready", STUBBORN, {
         termination_grace_s: 300,
-        labels: { ...context.labels, case: "patient" },
+        labels: context.labelsOf("patient"),
       });
       const startedAt = context.clock.monotonic();
       await context.delete(id, false);
@@ -533,7 +532,7 @@ export const LIFECYCLE_CHECKS: readonly Check[] = [
     async run(context: CheckContext) {
       const { id } = await context.saying("ready", STUBBORN, {
         termination_grace_s: 60,
-        labels: { ...context.labels, case: "deleting" },
+        labels: context.labelsOf("deleting"),
       });
       await context.delete(id, false);
       const { state } = await context.until(id, "the state stopping or deleting", (seen) => seen.state !== "running");
@@ -546,7 +545,7 @@ export const LIFECYCLE_CHECKS: readonly Check[] = [
     async run(context: CheckContext) {
       const id = context.id();
       const signal = context.signal;
-      const spec = context.spec(STUBBORN, { termination_grace_s: 60, labels: { ...context.labels, case: "too-late" } });
+      const spec = context.spec(STUBBORN, { termination_grace_s: 60, labels: context.labelsOf("too-late") });
       await context.provider.createPod(id, spec, { signal });
       await context.until(id, "its main container to run", (machine) => mainOf(machine).state === "running");
       await context.delete(id, false);
@@ -563,7 +562,7 @@ export const LIFECYCLE_CHECKS: readonly Check[] = [
     async run(context: CheckContext) {
       const id = context.id();
       const signal = context.signal;
-      const spec = context.spec(FOREVER, { labels: { ...context.labels, case: "late" } });
+      const spec = context.spec(FOREVER, { labels: context.labelsOf("late") });
       await context.provider.createPod(id, spec, { signal });
       await context.delete(id);
       await context.untilDeleted(id);
@@ -589,7 +588,7 @@ export const LIFECYCLE_CHECKS: readonly Check[] = [
     name: "delete/of-one-leaves-the-others",
     why: "A machine that is lost by another one's deletion is a pod that fails for nothing.",
     async run(context: CheckContext) {
-      const stays = await context.running(FOREVER, { labels: { ...context.labels, case: "stays" } });
+      const stays = await context.running(FOREVER, { labels: context.labelsOf("stays") });
       const goes = await context.running(FOREVER);
       await context.delete(goes.id);
       await context.untilDeleted(goes.id);

@@ -1,8 +1,6 @@
 /** Lists: how the agent learns the state of everything, and finds what it lost. */
 import type { Check } from "../check.ts";
-import type { CheckContext } from "../context.ts";
-
-const FOREVER = "sleep 3600";
+import { FOREVER, type CheckContext } from "../context.ts";
 
 export const LIST_CHECKS: readonly Check[] = [
   {
@@ -96,7 +94,7 @@ export const LIST_CHECKS: readonly Check[] = [
     name: "list/items-are-whole-machines",
     why: "One list is how an agent learns the state of everything; it never asks per machine.",
     async run(context: CheckContext) {
-      const { id } = await context.over("exit 15", { labels: { ...context.labels, case: "whole" } });
+      const { id } = await context.over("exit 15", { labels: context.labelsOf("whole") });
       const machine = await context.settled(id);
       const { items } = await context.list();
       context.expect(
@@ -122,7 +120,7 @@ export const LIST_CHECKS: readonly Check[] = [
         const { revision } = await context.list();
         context.expect(revision >= last, `a revision of at least ${last}`, `it is ${revision}`);
         last = revision;
-        await context.create(FOREVER, { labels: { ...context.labels, case: "fall" } });
+        await context.create(FOREVER, { labels: context.labelsOf("fall") });
       }
     },
   },

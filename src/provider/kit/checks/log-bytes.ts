@@ -1,7 +1,7 @@
 /** Logs byte for byte, and as they come. */
 import type { LogLine } from "../../provider.ts";
 import type { Check } from "../check.ts";
-import { mainOf, outputOf, textOf, Violation, type CheckContext } from "../context.ts";
+import { FOREVER, mainOf, outputOf, textOf, Violation, type CheckContext } from "../context.ts";
 
 const LONG = 40_000;
 
@@ -164,7 +164,7 @@ export const LOG_BYTE_CHECKS: readonly Check[] = [
     name: "logs/previous-of-none-is-not-found",
     why: "`kubectl logs -p` must say that there was no instance before.",
     async run(context: CheckContext) {
-      const { id } = await context.running("sleep 3600");
+      const { id } = await context.running(FOREVER);
       await context.expectCode(
         context.logs(id, { previous: true }),
         "not_found",

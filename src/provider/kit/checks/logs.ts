@@ -1,7 +1,7 @@
 /** Logs: what `kubectl logs` and its options ask for. */
 import type { LogLine } from "../../provider.ts";
 import type { Check } from "../check.ts";
-import { mainOf, type CheckContext } from "../context.ts";
+import { FOREVER, mainOf, type CheckContext } from "../context.ts";
 
 const THREE = "echo one; sleep 0.2; echo two >&2; sleep 0.2; echo three";
 
@@ -129,7 +129,7 @@ export const LOG_CHECKS: readonly Check[] = [
     name: "logs/unknown-container-is-not-found",
     why: "A typing error must not look like an empty log.",
     async run(context: CheckContext) {
-      const { id } = await context.running("sleep 3600");
+      const { id } = await context.running(FOREVER);
       await context.expectCode(
         context.logs(id, {}, "nobody"),
         "not_found",

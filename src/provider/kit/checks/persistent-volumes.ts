@@ -2,20 +2,17 @@
 import type { MachineSpec } from "../../machine.ts";
 import type { PersistentVolume, VolumeClaim, VolumeProvider } from "../../volume.ts";
 import type { Check } from "../check.ts";
-import { outputOf, type CheckContext } from "../context.ts";
+import { FOREVER, outputOf, type CheckContext } from "../context.ts";
 
 const NEEDS = ["volumes.persistent"] as const;
-const FOREVER = "sleep 3600";
 const MIB = 2 ** 20;
 const PLACE = "/conformance";
 
 const volumesOf = (context: CheckContext): VolumeProvider => context.provider.volumes!;
 
-const labels = (context: CheckContext, name: string) => ({ ...context.labels, case: name });
-
 /** A new volume. */
 const made = (context: CheckContext, name: string, rest: { size_bytes?: number } = {}): Promise<PersistentVolume> =>
-  context.volume({ labels: labels(context, name), size_bytes: 64 * MIB, mode: "filesystem", ...rest });
+  context.volume({ labels: context.labelsOf(name), size_bytes: 64 * MIB, mode: "filesystem", ...rest });
 
 /** What of a specification mounts this volume. */
 function mounting(
@@ -32,7 +29,7 @@ function mounting(
     ...claim,
   }));
   return {
-    labels: labels(context, name),
+    labels: context.labelsOf(name),
     volumes,
     containers: [
       context.container(script, {
@@ -60,11 +57,11 @@ const RULES: readonly Omit<Check, "needs">[] = [
       const { id, created_at } = await made(context, "replays");
       const again = await volumesOf(context).create(
         id,
-        { labels: labels(context, "replays"), size_bytes: 64 * MIB, mode: "filesystem" },
+        { labels: context.labelsOf("replays"), size_bytes: 64 * MIB, mode: "filesystem" },
         { signal: context.signal },
       );
       context.expect(again.created_at === created_at, `the volume of ${created_at} again`, `it is ${again.created_at}`);
-      const { items } = await volumesOf(context).list({ signal: context.signal, labels: labels(context, "replays") });
+      const { items } = await volumesOf(context).list({ signal: context.signal, labels: context.labelsOf("replays") });
       context.expect(items.length === 1, "one volume in the list", `there are ${items.length}`);
     },
   },
@@ -76,7 +73,7 @@ const RULES: readonly Omit<Check, "needs">[] = [
       await context.expectCode(
         volumesOf(context).create(
           id,
-          { labels: labels(context, "another"), size_bytes: 128 * MIB, mode: "filesystem" },
+          { labels: context.labelsOf("another"), size_bytes: 128 * MIB, mode: "filesystem" },
           { signal: context.signal },
         ),
         "conflict",
@@ -131,7 +128,7 @@ const RULES: readonly Omit<Check, "needs">[] = [
         "in_use",
         "a second machine of a volume",
       );
-      const { items } = await context.list({ labels: labels(context, "second") });
+      const { items } = await context.list({ labels: context.labelsOf("second") });
       context.expect(
         !items.some(({ id }) => id === second),
         "no machine to be made of what was refused",
@@ -243,7 +240,7 @@ const RULES: readonly Omit<Check, "needs">[] = [
       await context.expectCode(
         volumesOf(context).create(
           id,
-          { labels: labels(context, "never"), size_bytes: 64 * MIB, mode: "filesystem" },
+          { labels: context.labelsOf("never"), size_bytes: 64 * MIB, mode: "filesystem" },
           { signal: context.signal },
         ),
         "gone",
@@ -313,7 +310,7 @@ const RULES: readonly Omit<Check, "needs">[] = [
     async run(context: CheckContext) {
       const id = context.volumeId();
       const spec = {
-        labels: labels(context, "large"),
+        labels: context.labelsOf("large"),
         size_bytes: Number.MAX_SAFE_INTEGER,
         mode: "filesystem",
       } as const;
@@ -335,7 +332,7 @@ const RULES: readonly Omit<Check, "needs">[] = [
     async run(context: CheckContext) {
       const { id } = await made(context, "listed");
       await made(context, "listed-too");
-      const { items } = await volumesOf(context).list({ signal: context.signal, labels: labels(context, "listed") });
+      const { items } = await volumesOf(context).list({ signal: context.signal, labels: context.labelsOf("listed") });
       const ids = items.map((volume) => volume.id);
       context.expect(ids.join() === id, `only ${id}`, `there are ${ids.join(", ") || "none"}`);
     },
@@ -460,7 +457,7 @@ export const PERSISTENT_VOLUME_CHECKS: readonly Check[] = [
       const { id: volume } = await made(context, "measured");
       const { id } = await context.running("", mounting(context, "measured", FOREVER, [{ volume }]));
       await context.untilTrue("a sample that tells what its volume has and uses", async () => {
-        const all = await context.provider.getStats!({ signal: context.signal, labels: labels(context, "measured") });
+        const all = await context.provider.getStats!({ signal: context.signal, labels: context.labelsOf("measured") });
         const sample = all.find((stats) => stats.id === id)?.volumes?.find(({ name }) => name === "data-0");
         return sample !== undefined && (sample.capacity_bytes ?? 0) > 0;
       });

@@ -1,8 +1,6 @@
 /** What a container's process is given, and what its machine tells of it. */
 import type { Check } from "../check.ts";
-import { containerOf, mainOf, outputOf, summary, type CheckContext } from "../context.ts";
-
-const FOREVER = "sleep 3600";
+import { FOREVER, containerOf, mainOf, outputOf, summary, type CheckContext } from "../context.ts";
 
 export const PROCESS_CHECKS: readonly Check[] = [
   {
@@ -118,7 +116,7 @@ export const PROCESS_CHECKS: readonly Check[] = [
     async run(context: CheckContext) {
       const machine = await context.over("exit 0", {
         init_containers: [context.container("exit 0", { name: "first" })],
-        labels: { ...context.labels, case: "kinds" },
+        labels: context.labelsOf("kinds"),
       });
       const kinds = `${containerOf(machine, "first").kind} ${mainOf(machine).kind}`;
       context.expect(kinds === "init main", "the kinds init and main", `they are ${kinds}`);
@@ -130,7 +128,7 @@ export const PROCESS_CHECKS: readonly Check[] = [
     why: "A machine is over when all of its main containers are.",
     async run(context: CheckContext) {
       const { id } = await context.create("", {
-        labels: { ...context.labels, case: "others" },
+        labels: context.labelsOf("others"),
         containers: [context.container(FOREVER), context.container("exit 1", { name: "second" })],
       });
       const machine = await context.until(

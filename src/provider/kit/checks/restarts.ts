@@ -1,11 +1,7 @@
 /** When containers run again, and in which order those of a machine come and go. */
 import type { Check } from "../check.ts";
-import { containerOf, mainOf, summary, type CheckContext } from "../context.ts";
+import { SLOW, QUICK, FOREVER, containerOf, mainOf, summary, type CheckContext } from "../context.ts";
 
-const FOREVER = "sleep 3600";
-const QUICK = { initial_ms: 100, max_ms: 200 };
-/** After the first restart it waits for longer than any check does. */
-const SLOW = { initial_ms: 600_000, max_ms: 600_000 };
 const WAIT_MS = 1500;
 
 export const RESTART_CHECKS: readonly Check[] = [
@@ -91,7 +87,7 @@ export const RESTART_CHECKS: readonly Check[] = [
       const { id } = await context.running(FOREVER, {
         restart_policy: "always",
         backoff: QUICK,
-        labels: { ...context.labels, case: "stays-stopped" },
+        labels: context.labelsOf("stays-stopped"),
       });
       await context.stop(id, 0);
       await context.untilOver(id);
@@ -110,7 +106,7 @@ export const RESTART_CHECKS: readonly Check[] = [
     why: "The second one relies on what the first has made.",
     async run(context: CheckContext) {
       const machine = await context.over("exit 0", {
-        labels: { ...context.labels, case: "order" },
+        labels: context.labelsOf("order"),
         init_containers: [
           context.container("sleep 0.3; exit 0", { name: "first" }),
           context.container("exit 0", { name: "second" }),
@@ -150,7 +146,7 @@ export const RESTART_CHECKS: readonly Check[] = [
     why: "A proxy must be there as long as what it is for.",
     async run(context: CheckContext) {
       const { id } = await context.create(FOREVER, {
-        labels: { ...context.labels, case: "beside" },
+        labels: context.labelsOf("beside"),
         init_containers: [context.container(FOREVER, { name: "side", restart_policy: "always" })],
       });
       await context.until(
@@ -204,7 +200,7 @@ export const RESTART_CHECKS: readonly Check[] = [
     needs: ["ephemeral_containers"],
     why: "A Job's pod would never be done because somebody looked into it.",
     async run(context: CheckContext) {
-      const { id } = await context.running("sleep 1; exit 0", { labels: { ...context.labels, case: "end" } });
+      const { id } = await context.running("sleep 1; exit 0", { labels: context.labelsOf("end") });
       await context.provider.updatePod?.(
         id,
         { ephemeral_containers: [context.container(FOREVER, { name: "debug" })] },
@@ -229,7 +225,7 @@ export const RESTART_CHECKS: readonly Check[] = [
       const { id } = await context.running("", {
         restart_policy: "always",
         backoff: QUICK,
-        labels: { ...context.labels, case: "unready" },
+        labels: context.labelsOf("unready"),
         containers: [context.container(FOREVER, { probes: { readiness } })],
       });
       await context.clock.sleep(2500, context.signal);

@@ -2,10 +2,8 @@
 import type { Readable } from "node:stream";
 import type { ProcessStreams } from "../../provider.ts";
 import type { Check } from "../check.ts";
-import { mainOf, Violation, type CheckContext } from "../context.ts";
+import { FOREVER, mainOf, Violation, type CheckContext } from "../context.ts";
 import { exec, exitOf, text } from "./streams.ts";
-
-const FOREVER = "sleep 3600";
 
 /** What a script prints that ends by itself. */
 async function printed(context: CheckContext, id: string, script: string): Promise<string> {
@@ -253,8 +251,8 @@ export const SESSION_CHECKS: readonly Check[] = [
     why: "Looking at a program must not end it.",
     async run(context: CheckContext) {
       const { id } = await context.running("", {
-        containers: [context.container("sleep 3600", { stdin: true })],
-        labels: { ...context.labels, case: "attached" },
+        containers: [context.container(FOREVER, { stdin: true })],
+        labels: context.labelsOf("attached"),
       });
       const streams = await attach(context, id);
       streams.exit.catch(() => {});

@@ -3,9 +3,8 @@ import { once } from "node:events";
 import type { Readable } from "node:stream";
 import type { ProcessStreams, StreamOptions } from "../../provider.ts";
 import type { Check } from "../check.ts";
-import { Violation, type CheckContext } from "../context.ts";
+import { FOREVER, Violation, type CheckContext } from "../context.ts";
 
-const FOREVER = "sleep 3600";
 const MEBIBYTE = 1024 * 1024;
 
 export async function exec(

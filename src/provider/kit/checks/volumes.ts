@@ -1,6 +1,6 @@
 /** Files and addresses: what a container finds beside its process. */
 import type { Check } from "../check.ts";
-import { mainOf, outputOf, type CheckContext } from "../context.ts";
+import { FOREVER, mainOf, outputOf, type CheckContext } from "../context.ts";
 
 const file = (text: string, path = "a") => [{ path, mode: 0o644, content_b64: Buffer.from(text).toString("base64") }];
 
@@ -30,8 +30,8 @@ export const VOLUME_CHECKS: readonly Check[] = [
     why: "The agent learns from it that the files are in place.",
     async run(context: CheckContext) {
       const { id } = await context.running("", {
-        labels: { ...context.labels, case: "version" },
-        containers: [context.container("sleep 3600", { mounts: [{ volume: "cfg", path: "/etc/conformance" }] })],
+        labels: context.labelsOf("version"),
+        containers: [context.container(FOREVER, { mounts: [{ volume: "cfg", path: "/etc/conformance" }] })],
         volumes: [{ name: "cfg", type: "files", version: "v1-conformance", files: file("one") }],
       });
       await context.until(id, "file_versions to have v1-conformance of cfg", ({ file_versions = [] }) =>
@@ -81,7 +81,7 @@ export const VOLUME_CHECKS: readonly Check[] = [
     why: "Programs are told their own address by `status.podIP`.",
     async run(context: CheckContext) {
       const machine = await context.running("", {
-        labels: { ...context.labels, case: "address" },
+        labels: context.labelsOf("address"),
         address_tokens: { pod_ip: "@conformance-ip@", pod_ips: "@conformance-ips@" },
         containers: [
           context.container('echo "$ADDRESS"; sleep 3600', {
@@ -107,7 +107,7 @@ export const VOLUME_CHECKS: readonly Check[] = [
     needs: ["stats"],
     why: "An old sample scales by what was.",
     async run(context: CheckContext) {
-      const { id } = await context.running("sleep 3600", { labels: { ...context.labels, case: "now" } });
+      const { id } = await context.running(FOREVER, { labels: context.labelsOf("now") });
       const sample = async () => {
         const all = await context.provider.getStats!({ signal: context.signal, labels: context.labels });
         return all.find((stats) => stats.id === id);
