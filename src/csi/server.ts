@@ -1,11 +1,11 @@
 /** The CSI driver as a gRPC server on a unix socket: its identity, and its controller. */
 import { once } from "node:events";
-import { chmodSync, existsSync, lstatSync, unlinkSync } from "node:fs";
+import { chmodSync } from "node:fs";
 import { createServer, type Http2Server, type ServerHttp2Session } from "node:http2";
-import { connect } from "node:net";
 import type { ConnectRouter, Interceptor } from "@connectrpc/connect";
 import { Code, ConnectError } from "@connectrpc/connect";
 import { connectNodeAdapter } from "@connectrpc/connect-node";
+import { removeStaleSocket } from "../http/listen.ts";
 import type { Logger } from "../telemetry/logger.ts";
 import {
   Controller,
@@ -53,7 +53,8 @@ export class CsiServer {
 
   /** @param socketPath may be there already, of a driver that was killed @throws Error when another one listens */
   async listen(socketPath: string): Promise<void> {
-    await removeStaleSocket(socketPath);
+    if (!(await removeStaleSocket(socketPath)))
+      throw new Error(`another driver listens on ${socketPath}: stop it, or choose another path`);
     this.#server.listen(socketPath);
     await once(this.#server, "listening");
     // For the sidecars in the same pod, which may run as another user of the same group.
@@ -104,18 +105,4 @@ function logged(logger: Logger): Interceptor {
       throw error;
     }
   };
-}
-
-async function removeStaleSocket(path: string): Promise<void> {
-  if (!existsSync(path) || !lstatSync(path).isSocket()) return;
-  const socket = connect(path);
-  try {
-    await once(socket, "connect");
-  } catch {
-    unlinkSync(path);
-    return;
-  } finally {
-    socket.destroy();
-  }
-  throw new Error(`another driver listens on ${path}: stop it, or choose another path`);
 }

@@ -1,5 +1,8 @@
 /** How a server begins to listen and comes to an end. */
+import { once } from "node:events";
+import { existsSync, lstatSync, unlinkSync } from "node:fs";
 import type { Server } from "node:http";
+import { connect } from "node:net";
 import type { AddressInfo, ListenOptions, Server as AnyServer } from "node:net";
 import type { Clock } from "../util/clock.ts";
 
@@ -24,6 +27,25 @@ export async function listen(
   server.on("error", onError);
   const bound = server.address() as AddressInfo | string;
   return typeof bound === "string" ? 0 : bound.port;
+}
+
+/**
+ * A socket file that a killed server left behind would make listening fail for ever.
+ *
+ * @returns false when a server listens there, which is left alone
+ */
+export async function removeStaleSocket(path: string): Promise<boolean> {
+  if (!existsSync(path) || !lstatSync(path).isSocket()) return true;
+  const socket = connect(path);
+  try {
+    await once(socket, "connect");
+    return false;
+  } catch {
+    unlinkSync(path);
+    return true;
+  } finally {
+    socket.destroy();
+  }
 }
 
 /**

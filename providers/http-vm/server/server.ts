@@ -3,11 +3,10 @@
  * error envelope and an orderly end are here; routes.ts and streams.ts translate single requests. It keeps no state of
  * its own.
  */
-import { once } from "node:events";
-import { chmodSync, existsSync, lstatSync, unlinkSync } from "node:fs";
+import { chmodSync } from "node:fs";
 import { createServer, type IncomingMessage, type RequestListener, type Server, type ServerResponse } from "node:http";
 import { createServer as createTlsServer, Server as TlsServer } from "node:https";
-import { connect, type Socket } from "node:net";
+import type { Socket } from "node:net";
 import type { Duplex } from "node:stream";
 import {
   AuditLog,
@@ -18,6 +17,7 @@ import {
   type Logger,
   loggedPath,
   ProviderError,
+  removeStaleSocket,
   sendLastWords,
   sendReply,
   serverOptions,
@@ -92,8 +92,10 @@ export class MachineApiServer {
    * @throws Error when the address cannot be bound, or other hosts can reach it and no client has to authenticate
    */
   async listen(address: ListenAddress): Promise<{ url: string; port: number }> {
-    if ("socketPath" in address) await removeStaleSocket(address.socketPath);
-    else if (!this.#asksForCredentials()) {
+    if ("socketPath" in address) {
+      if (!(await removeStaleSocket(address.socketPath)))
+        throw new ListenError(`another server listens on ${address.socketPath}: stop it, or choose another path`);
+    } else if (!this.#asksForCredentials()) {
       // Who gets a server of this host to send a request would run commands in any machine.
       if (!isLoopback(address.host))
         throw new ListenError(
@@ -289,18 +291,3 @@ function refuseGarbage(socket: Duplex): void {
 }
 
 const isLoopback = (host: string): boolean => /^(?:127\.|::1$|localhost$)/.test(host);
-
-/** A socket file that a killed server left behind would make listening fail for ever. @throws when a server listens */
-async function removeStaleSocket(path: string): Promise<void> {
-  if (!existsSync(path) || !lstatSync(path).isSocket()) return;
-  const socket = connect(path);
-  try {
-    await once(socket, "connect");
-  } catch {
-    unlinkSync(path);
-    return;
-  } finally {
-    socket.destroy();
-  }
-  throw new ListenError(`another server listens on ${path}: stop it, or choose another path`);
-}
