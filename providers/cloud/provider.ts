@@ -156,6 +156,9 @@ export class CloudProvider implements Provider {
     const all = new Set<Capability>([...capabilities, "events", "delete_if_absent", "instance_types"]);
     // A guest's is that of one VM.
     all.delete("capacity");
+    // Those that a guest would have are gone with its VM.
+    all.delete("volumes.persistent");
+    all.delete("volumes.block");
     return [...all];
   }
 

@@ -225,8 +225,8 @@ export const MORE_MUTANTS: Record<string, Mutant> = {
       getPod: async (id, options) => {
         const machine = await sound.getPod(id, options);
         const second = machine.containers.find(({ name }) => name === "second");
-        if (isCase(machine, "others") && second?.state === "terminated")
-          sound.endContainer(id, "main", { exitCode: 1 });
+        if (!isCase(machine, "others") || second?.state !== "terminated") return machine;
+        sound.endContainer(id, "main", { exitCode: 1 });
         return sound.getPod(id, options);
       },
     }),

@@ -26,7 +26,7 @@ const LAYERS: Record<string, readonly string[]> = {
   "src/pods": ["src/util", "src/resources", "src/telemetry", "src/queue", "src/kube", "src/provider", "src/podspec"],
   "src/kubelet": ["src/util", "src/http", "src/telemetry", "src/kube", "src/provider", "src/streaming"],
   "src/devcluster": ["src/util", "src/http", "src/resources", "src/telemetry", "src/kube"],
-  "src/csi": ["src/util", "src/telemetry", "src/provider"],
+  "src/csi": ["src/util", "src/http", "src/telemetry", "src/provider"],
   "src/webhook": ["src/util", "src/http", "src/telemetry", "src/kube"],
   "src/ui": [
     ...["src/util", "src/http", "src/resources", "src/telemetry", "src/kube", "src/streaming", "src/podspec"],
