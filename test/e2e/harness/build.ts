@@ -181,14 +181,23 @@ export async function kubernetesSource(path: string): Promise<string> {
   return join(stdout.trim(), path);
 }
 
-/** kwok, another peer of the bench. `go install` leaves it under its own name in GOBIN, which is not wanted twice. */
-export async function buildKwok(): Promise<string> {
-  const version = "v0.7.0";
+/** kwok, another peer of the bench. */
+export function buildKwok(): Promise<string> {
+  return installGo("kwok", "sigs.k8s.io/kwok/cmd/kwok", "v0.7.0");
+}
+
+/** The linter of GitHub's workflows. */
+export function buildActionlint(): Promise<string> {
+  return installGo("actionlint", "github.com/rhysd/actionlint/cmd/actionlint", "v1.7.7");
+}
+
+/** `go install` leaves a program under its own name in GOBIN, which is not wanted twice. */
+async function installGo(name: string, path: string, version: string): Promise<string> {
   const key = cacheKey([version, await goVersion()]);
-  return cached(`kwok-${key}`, async (temporary) => {
+  return cached(`${name}-${key}`, async (temporary) => {
     const bin = `${temporary}.bin`;
-    await runCommand("go", ["install", `sigs.k8s.io/kwok/cmd/kwok@${version}`], { env: { ...goEnv(), GOBIN: bin } });
-    await runCommand("mv", [join(bin, "kwok"), temporary]);
+    await runCommand("go", ["install", `${path}@${version}`], { env: { ...goEnv(), GOBIN: bin } });
+    await runCommand("mv", [join(bin, name), temporary]);
     await runCommand("rm", ["-r", bin]);
   });
 }
@@ -232,6 +241,7 @@ if (process.argv[1] !== undefined && basename(process.argv[1]) === "build.ts") {
     "virtual-kubelet-e2e": buildVirtualKubeletSuite,
     "virtual-kubelet": buildVirtualKubelet,
     kwok: buildKwok,
+    actionlint: buildActionlint,
     "metrics-server": buildMetricsServer,
     "kubernetes-e2e": buildKubernetesSuite,
     agnhost: buildAgnhost,
