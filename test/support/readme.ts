@@ -15,6 +15,7 @@ import { MEMORY_CAPABILITIES } from "../../providers/memory/provider.ts";
 import { ALL_CAPABILITIES, CAPABILITIES } from "../../src/provider/capabilities.ts";
 import { PROVIDER_CODES } from "../../src/provider/errors.ts";
 import { rulesRows } from "./contract-rules.ts";
+import { versionRows } from "./versions.ts";
 import { ERROR_CODES } from "../../src/util/error-codes.ts";
 
 const root = join(import.meta.dirname, "../..");
@@ -77,6 +78,12 @@ export const WRITTEN_PARTS: readonly WrittenPart[] = [
           cure,
         ]),
       ),
+  },
+  {
+    path: join(root, "docs/versions.md"),
+    begin: "<!-- versions:begin (npm run docs) -->",
+    end: "<!-- versions:end -->",
+    content: () => table(["What", "Version", "Run in"], versionRows()),
   },
   {
     path: join(root, "docs/machine-api-rules.md"),

