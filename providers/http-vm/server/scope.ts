@@ -228,12 +228,14 @@ class ScopedProvider implements Provider {
   /** A machine has only its own cluster's. What is absent, the provider says. */
   async #requireOwnVolumes(spec: MachineSpec, { signal }: CallOptions): Promise<void> {
     const clusters = this.#allowed.find(([label]) => label === LABEL_CLUSTER)?.[1];
-    for (const { claim } of clusters === undefined ? [] : volumeClaims(spec)) {
+    for (const { claim } of this.#allowed.length === 0 ? [] : volumeClaims(spec)) {
+      if (clusters === undefined)
+        throw this.#refusal(`give a machine the volume ${claim.volume}: it is bound to nodes and to no cluster`);
       const volume = await this.#provider.volumes?.get(claim.volume, { signal }).catch((thrown: unknown) => {
         if (isProviderError(thrown, "not_found")) return undefined;
         throw thrown;
       });
-      if (volume !== undefined && !clusters!.has(volume.labels[LABEL_CLUSTER] ?? ""))
+      if (volume !== undefined && !clusters.has(volume.labels[LABEL_CLUSTER] ?? ""))
         throw this.#refusal(`give a machine the volume ${claim.volume}: its labels name another's cluster`);
     }
   }

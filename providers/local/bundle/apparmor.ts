@@ -101,6 +101,18 @@ export async function profileOf(
   return usual;
 }
 
+/** Whether a profile is there that only complains, or confines nothing: as good as none. */
+export function isLoose(apparmor: string | undefined, root = "/"): boolean {
+  if (apparmor?.startsWith(LOCALHOST) !== true) return false;
+  const wanted = apparmor.slice(LOCALHOST.length);
+  try {
+    const loaded = readFileSync(join(root, KERNEL, "profiles"), "utf8").split("\n");
+    return loaded.some((line) => line.startsWith(`${wanted} (`) && line !== `${wanted} (enforce)`);
+  } catch {
+    return false; // then none is loaded, which the container's start says
+  }
+}
+
 /** In containerd's words. */
 const createError = (container: string, message: string) =>
   new ContainerError(

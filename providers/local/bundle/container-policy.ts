@@ -3,6 +3,7 @@
  * namespaces. A pod that needs more runs on an engine whose machines have a kernel of their own, or the host's owner
  * says so.
  */
+import { isLoose } from "./apparmor.ts";
 import { containersOf, type ContainerSpec, type MachineSpec, ProviderError } from "../../../src/provider/kit/index.ts";
 
 /** What containerd gives to a container that asks for nothing. */
@@ -37,6 +38,8 @@ const SYSCTL_NAME = /^[a-z0-9_-]+(?:[./][a-z0-9_-]+)+$/i;
 export interface ContainerPolicy {
   /** Everything is admitted, also what hands this host over. */
   allowPrivileged: boolean;
+  /** A container that says `privileged` itself is admitted: what else it asks for is less. */
+  mayBePrivileged?: boolean | undefined;
   /** Full names. Of these, and of the default ones, a container may add any. */
   allowedCapabilities: readonly string[];
   /** The host's kernel enforces profiles of AppArmor: a container has one. */
@@ -50,7 +53,7 @@ export function capabilityName(name: string): string {
 }
 
 /** @throws ProviderError unsupported or invalid, with the field, for a machine that could reach beyond itself */
-export function requireContained(spec: MachineSpec, policy: ContainerPolicy): void {
+export function requireContained(spec: MachineSpec, policy: ContainerPolicy, root = "/"): void {
   for (const { name } of spec.security?.sysctls ?? []) {
     if (!SYSCTL_NAME.test(name) || !NAMESPACED_SYSCTLS.some((pattern) => pattern.test(name)))
       throw new ProviderError("invalid", `sysctl ${name} is not namespaced: it would change the host`, {
@@ -58,10 +61,14 @@ export function requireContained(spec: MachineSpec, policy: ContainerPolicy): vo
       });
   }
   if (policy.allowPrivileged) return;
-  for (const { spec: container } of containersOf(spec)) requireContainedContainer(container, policy);
+  for (const { spec: container } of containersOf(spec)) requireContainedContainer(container, policy, root);
 }
 
-function requireContainedContainer({ name, security = {} }: ContainerSpec, policy: ContainerPolicy): void {
+function requireContainedContainer(
+  { name, security = {} }: ContainerSpec,
+  policy: ContainerPolicy,
+  root: string,
+): void {
   const refuse = (field: keyof typeof security, what: string) =>
     new ProviderError(
       "unsupported",
@@ -69,7 +76,10 @@ function requireContainedContainer({ name, security = {} }: ContainerSpec, polic
         "do without, or run this pod on the engine vm",
       { field: `containers.security.${field}` },
     );
-  if (security.privileged === true) throw refuse("privileged", "privileged");
+  if (security.privileged === true) {
+    if (policy.mayBePrivileged === true) return;
+    throw refuse("privileged", "privileged");
+  }
   const allowed = new Set<string>([...DEFAULT_CAPABILITIES, ...policy.allowedCapabilities]);
   for (const capability of security.capabilities_add ?? []) {
     if (!allowed.has(capabilityName(capability)))
@@ -79,4 +89,6 @@ function requireContainedContainer({ name, security = {} }: ContainerSpec, polic
   if (security.seccomp === "unconfined") throw refuse("seccomp", "a container without a seccomp profile");
   if (security.apparmor === "unconfined" && policy.hasAppArmor)
     throw refuse("apparmor", "a container without an AppArmor profile");
+  if (policy.hasAppArmor && isLoose(security.apparmor, root))
+    throw refuse("apparmor", "a container with an AppArmor profile that is not enforced");
 }

@@ -61,6 +61,8 @@ export interface Attachment {
 }
 
 export const DEFAULT_BRIDGE = "vmlet0";
+/** Says who has made a bridge. */
+const BRIDGE_ALIAS = "vmlet";
 export const DEFAULT_CIDR = "10.99.0.0/16";
 const DEFAULT_DENIED = ["169.254.0.0/16"];
 /** Plain enough to stand in nftables' rules and in patterns. */
@@ -261,11 +263,11 @@ export class HostNetwork {
   /** Closes it; with no machine left, bridge and rules go as well, and are made again for the next. */
   async leave(): Promise<void> {
     this.#cancelLook();
-    try {
-      if (this.#lock !== undefined && (await this.#ipam.leases()).size === 0) await this.#takeDown();
-    } finally {
-      this.close();
-    }
+    const leases = await this.#ipam.leases().catch(() => undefined);
+    const isLast = this.#lock !== undefined && leases?.size === 0;
+    // When that fails, they do no harm, and the next backend takes them over.
+    if (isLast && (await isMadeHere(this.#names.bridge))) await this.#takeDown().catch(() => undefined);
+    this.close();
   }
 
   /** Removes what belongs to none of the machines: links, namespaces, leases. */
@@ -363,7 +365,8 @@ export class HostNetwork {
     const { gateway, prefix } = this.#subnet;
     await mkdir(this.#options.dir, { recursive: true });
     await this.#claimRange();
-    if (!existsSync(`/sys/class/net/${this.#names.bridge}`)) await ip([`link add ${this.#names.bridge} type bridge`]);
+    if (!existsSync(`/sys/class/net/${this.#names.bridge}`))
+      await ip([`link add ${this.#names.bridge} type bridge`, `link set ${this.#names.bridge} alias ${BRIDGE_ALIAS}`]);
     // A bridge of its own address: otherwise it takes the lowest of its ports, and changes with them.
     const mac = macOf(gateway);
     await ip([
@@ -496,4 +499,10 @@ async function ip(commands: readonly string[]): Promise<void> {
 
 async function nft(script: string): Promise<void> {
   await run(findTool("nft") ?? "nft", ["-f", "-"], { input: script });
+}
+
+/** False for a bridge that the host's owner has made and named in the configuration. */
+async function isMadeHere(bridge: string): Promise<boolean> {
+  const alias = await readFile(`/sys/class/net/${bridge}/ifalias`, "utf8").catch(() => "");
+  return alias.trim() === BRIDGE_ALIAS;
 }

@@ -92,6 +92,13 @@ else {
         code: "unsupported",
         field: "containers.security.privileged",
       });
+      // Any client may name the namespace; only one with the verb for it, a privileged container.
+      const security = { capabilities_add: ["SYS_ADMIN"] };
+      const asked = bench.create({
+        labels: { [LABEL_NAMESPACE]: "kube-system" },
+        containers: [bench.shell("a", "true", { security })],
+      });
+      await expect(asked).rejects.toMatchObject({ field: "containers.security.capabilities_add" });
       const [capabilities] = await says("grep CapEff /proc/self/status", {}, { security: { privileged: true } });
       expect(capabilities).toBe(/^CapEff:.*$/m.exec(readFileSync("/proc/self/status", "latin1"))![0]);
     });

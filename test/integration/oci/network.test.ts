@@ -323,6 +323,17 @@ describe.skipIf(missing !== undefined)("machine network", () => {
     await new HostNetwork(own).remove();
   });
 
+  test("a bridge that the host's owner has made stays when a backend ends", async () => {
+    const own = testNetwork(await mkdtemp(join(tmpdir(), "vmlet-network-")));
+    await run("ip", ["link", "add", own.bridge!, "type", "bridge"]);
+    const backend = new HostNetwork(own);
+    await backend.claim();
+    await backend.ensure();
+    await backend.leave();
+    expect(await readdir("/sys/class/net")).toContain(own.bridge);
+    await new HostNetwork(own).remove();
+  });
+
   test("a bridge is free again when the backend that had it was killed", async () => {
     const holder = spawn("flock", [`/run/vmlet-${options.bridge}.lock`, "sh", "-c", "echo up; exec sleep 1000"], {
       detached: true,

@@ -313,6 +313,11 @@ describe("volumes, which are a cluster's", () => {
     expect(await memory.volumes.get("foreign-disk", { signal })).toEqual(before);
   });
 
+  test("are given to no machine of a client that is bound to nodes of no cluster", async () => {
+    const { call } = await withVolumes({ clusters: undefined });
+    expect(await codeOf(call("PUT", "/v1/machines/thief", machineWith("own-disk")))).toBe("unauthorized");
+  });
+
   test("of another cluster are given to no machine", async () => {
     const { call, memory } = await withVolumes({});
     expect(await codeOf(call("PUT", "/v1/machines/thief", machineWith("foreign-disk")))).toBe("unauthorized");

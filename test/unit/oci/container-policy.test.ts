@@ -1,3 +1,6 @@
+import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
 import { describe, expect, test } from "vitest";
 import { OciEngine } from "../../../providers/local/engines/oci/engine.ts";
 import { VmEngine } from "../../../providers/local/engines/vm/engine.ts";
@@ -62,6 +65,32 @@ describe("a pod on a kernel that it shares", () => {
     const check = () => requireContained(spec({ apparmor: "unconfined" }), policy);
     if (hasAppArmor) expect(check).toThrow(refused("containers.security.apparmor"));
     else expect(check).not.toThrow();
+  });
+  test.each([
+    ["enforce", "admitted"],
+    ["complain", "refused"],
+    ["unconfined", "refused"],
+  ])("with an AppArmor profile of its host that is in mode %s is %s", (mode, outcome) => {
+    const root = mkdtempSync(join(tmpdir(), "vmlet-apparmor-"));
+    mkdirSync(join(root, "sys/kernel/security/apparmor"), { recursive: true });
+    writeFileSync(join(root, "sys/kernel/security/apparmor/profiles"), `other (enforce)\nbusybox (${mode})\n`);
+    const policy = { allowPrivileged: false, allowedCapabilities: [], hasAppArmor: true };
+    const check = () => requireContained(spec({ apparmor: "localhost/busybox" }), policy, root);
+    if (outcome === "refused") expect(check).toThrow(refused("containers.security.apparmor"));
+    else expect(check).not.toThrow();
+    rmSync(root, { recursive: true });
+  });
+  test.each<[string, ContainerSecurity]>([
+    ["any capability", { capabilities_add: ["SYS_ADMIN"] }],
+    ["an unmasked /proc", { unmasked_proc: true }],
+    ["no seccomp profile", { seccomp: "unconfined" }],
+    ["no AppArmor profile", { apparmor: "unconfined" }],
+  ])("that may be privileged has to say so, and is refused with %s alone", (_title, security) => {
+    const policy = { allowPrivileged: false, mayBePrivileged: true, allowedCapabilities: [], hasAppArmor: true };
+    expect(() => requireContained(spec(security), policy)).toThrow(
+      expect.objectContaining({ code: "unsupported", field: `containers.security.${Object.keys(security)[0]}` }),
+    );
+    expect(() => requireContained(spec({ ...security, privileged: true }), policy)).not.toThrow();
   });
   test.each(["init_containers", "ephemeral_containers"] as const)("is refused for one of its %s, too", (kind) => {
     const more = { [kind]: [{ name: "b", image: "i", security: { capabilities_add: ["SYS_ADMIN"] } }] };

@@ -304,7 +304,8 @@ export class CriEngine implements Engine {
       });
     const { network, reservedPorts, host } = this.#options;
     requireHostAccess(spec, host);
-    requireContained(spec, { ...this.#policy, allowPrivileged: this.#policy.allowPrivileged || ownsHost(spec, host) });
+    // By the field that only clients with the verb for it may set: the namespace is any client's word.
+    requireContained(spec, { ...this.#policy, mayBePrivileged: ownsHost(spec, host) });
     requireDevices(spec, this.#options.cdiDevices ?? []);
     requireHostPorts(spec, { allowed: network?.hostPorts ?? DEFAULT_HOST_PORTS, reserved: reservedPorts ?? [] });
   }
