@@ -6,7 +6,8 @@
  * - Of several that write after the same version, one gets the name.
  * - The newest is the one that counts. Who has found a number free only because newer ones have made it free again sees
  *   these when it looks back, and takes its own away.
- * - Older ones are removed at any time: a removal that comes late finds a number that never counts again.
+ * - Older ones are removed at any time, the oldest first: a removal that comes late finds a number that never counts
+ *   again, and what could not be removed is never the newest that is left.
  * - An entry that is removed gets a last version that says so, which stays for an hour: longer than anything is on its
  *   way.
  *
@@ -64,15 +65,17 @@ export class ProfileEntries implements EntryStore {
     const reply = await this.#client.ask({ method: "GET", path: "profiles", query, signal });
     if (reply.error !== undefined) throw unknown(reply);
     const newest = new Map<string, { profile: Profile; number: number }>();
+    const numbers = new Map<string, number[]>();
     for (const profile of listOf(reply.metadata) as Profile[]) {
       const version = versionOf(profile.name);
       if (version === undefined) continue;
       const { stem, number } = version;
+      numbers.set(stem, [...(numbers.get(stem) ?? []), number]);
       if (number > (newest.get(stem)?.number ?? 0)) newest.set(stem, { profile, number });
     }
-    for (const [stem, { profile, number }] of newest) {
+    for (const [stem, { profile }] of newest) {
       const at = Date.parse(profile.config?.[REMOVED] ?? "");
-      if (this.#clock.now() - at > KEPT_MS) await this.#drop({ stem, number }, signal);
+      if (this.#clock.now() - at > KEPT_MS) await this.#drop(stem, numbers.get(stem)!, signal);
     }
     return [...newest.values()]
       .flatMap(({ profile, number }) => entryOf(profile, number) ?? [])
@@ -117,10 +120,11 @@ export class ProfileEntries implements EntryStore {
     const numbers = await this.#numbersOf(next.stem, { signal });
     this.#numbers.set(next.stem, Math.max(...numbers, next.number));
     if (numbers.some((number) => number > next.number)) {
-      await this.#drop(next, signal);
+      await this.#drop(next.stem, [next.number], signal);
       throw changed(name);
     }
-    for (const number of numbers) if (number < next.number) await this.#drop({ stem: next.stem, number }, signal);
+    const older = numbers.filter((number) => number < next.number);
+    await this.#drop(next.stem, older, signal);
     return { name, words: words ?? {}, version: String(next.number) };
   }
 
@@ -156,13 +160,17 @@ export class ProfileEntries implements EntryStore {
   async #profile(version: Version, { signal }: CallOptions): Promise<Profile | undefined> {
     const reply = await this.#client.ask({ method: "GET", path: `profiles/${nameOf(version)}`, signal });
     if (reply.error === undefined) return reply.metadata as Profile;
-    if (reply.status === 404 && /profile not found/i.test(reply.error)) return undefined;
+    if (isGone(reply)) return undefined;
     throw unknown(reply);
   }
 
-  /** One that does not count any more; what fails is done by the next that writes or lists. */
-  async #drop(version: Version, signal: AbortSignal): Promise<void> {
-    await this.#client.ask({ method: "DELETE", path: `profiles/${nameOf(version)}`, signal });
+  /** Versions that do not count any more; what fails is done by the next that writes or lists. */
+  async #drop(stem: string, numbers: readonly number[], signal: AbortSignal): Promise<void> {
+    for (const number of numbers.toSorted((a, b) => a - b)) {
+      const path = `profiles/${nameOf({ stem, number })}`;
+      const reply = await this.#client.ask({ method: "DELETE", path, signal });
+      if (reply.error !== undefined && !isGone(reply)) return;
+    }
   }
 }
 
@@ -186,6 +194,7 @@ function entryOf({ config = {} }: Profile, number: number): Entry | undefined {
 }
 
 const listOf = (metadata: unknown): unknown[] => (Array.isArray(metadata) ? metadata : []);
+const isGone = ({ status, error = "" }: IncusReply): boolean => status === 404 && /profile not found/i.test(error);
 const absent = (name: string) => new ProviderError("not_found", `there is no entry ${name}`);
 const changed = (name: string) => new ProviderError("conflict", `the entry ${name} is another by now`);
 const unknown = ({ status, error }: IncusReply) =>

@@ -28,6 +28,7 @@ const NEVER = "1970-01-01T00:00:00Z";
 
 let server: Server;
 let cloud: IncusCloud;
+let clock: VirtualClock;
 let path: string;
 let asked: Asked[];
 let answer: (call: Asked) => Reply | undefined;
@@ -64,7 +65,8 @@ beforeEach(async () => {
     storagePool: "pool",
     network: "net",
   } as const;
-  cloud = new IncusCloud({ url: `unix://${path}`, ...place, clock: new VirtualClock(NOW) });
+  clock = new VirtualClock(NOW);
+  cloud = new IncusCloud({ url: `unix://${path}`, ...place, clock });
 });
 
 afterEach(async () => {
@@ -229,9 +231,12 @@ test("of a list that ignores the filter only what has the label is taken", async
 
 describe("an entry", () => {
   let profiles: Map<string, Record<string, string>>;
+  /** Numbers of versions that Incus does not remove. */
+  let stubborn: number[];
 
   beforeEach(() => {
     profiles = new Map();
+    stubborn = [];
     answer = ({ method, path, query, body }) => {
       const name = path.slice("profiles/".length);
       if (method === "GET" && path === "profiles") {
@@ -246,6 +251,8 @@ describe("an entry", () => {
         return {};
       }
       if (!profiles.has(name)) return notFound("Profile");
+      if (method === "DELETE" && stubborn.includes(Number(name.split("-").at(-1))))
+        return { status: 500, error: "Database is locked" };
       if (method === "DELETE") profiles.delete(name);
       return { metadata: { name, config: profiles.get(name) } };
     };
@@ -282,6 +289,20 @@ describe("an entry", () => {
     const again = await entries.create("m", { n: "2" }, { signal });
     expect(again.version).not.toBe(first.version);
     await expect(entries.swap("m", { n: "x" }, first.version, { signal })).rejects.toMatchObject({ code: "conflict" });
+  });
+
+  test("that was removed does not come back, whatever Incus did not remove of it", async () => {
+    const { entries } = cloud;
+    stubborn = [1, 2];
+    const first = await entries.create("m", { n: "1" }, { signal });
+    const second = await entries.swap("m", { n: "2" }, first.version, { signal });
+    await entries.remove("m", second.version, { signal });
+    await clock.advance(2 * 3_600_000);
+    await entries.list(["n", "1"], { signal });
+    await expect(entries.get("m", { signal })).rejects.toMatchObject({ code: "not_found" });
+    stubborn = [];
+    await entries.list(["n", "1"], { signal });
+    expect(profiles.size).toBe(0);
   });
 
   test("of a project that is not there is not known to be absent", async () => {
