@@ -8,7 +8,7 @@
  * Which machines have it stands in the machines' own records: a backend that is killed at any instant finds each volume
  * where it was.
  */
-import { chmodSync, mkdirSync, readdirSync, rmSync } from "node:fs";
+import { chmodSync, existsSync, mkdirSync, readdirSync, rmdirSync, rmSync } from "node:fs";
 import { statfs } from "node:fs/promises";
 import { join } from "node:path";
 import {
@@ -155,22 +155,31 @@ export class LocalVolumes {
   }
 
   /**
-   * What earlier backends have written. A record that is torn leaves its volume, which is given to nobody: what it is
-   * and whose is not known any more, and what is on it is not thrown away.
+   * What earlier backends have written. A record that is torn, or lost, leaves its volume, which is given to nobody:
+   * what it is and whose is not known any more, and what is on it is not thrown away.
    */
   #load(torn: TornFiles, logger: Logger, clock: Clock): VolumeRecord[] {
     return readdirSync(this.#dir).flatMap((id) => {
       const found = torn.tryJson(join(this.#dir, id, "volume.json"), isVolumeRecord);
-      if (found === undefined) {
+      if (found === undefined && !holdsFiles(this.path(id))) {
         // Nothing was told of it: its record comes before all else.
-        rmSync(join(this.#dir, id), { recursive: true, force: true });
+        removeRemnant(join(this.#dir, id));
         return [];
       }
-      if (found !== "torn") return [found];
-      logger.error({ volume: id }, "A volume's record is torn: the volume is given to no machine");
+      if (found !== undefined && found !== "torn") return [found];
+      logger.error({ volume: id }, "A volume's record is torn or lost: the volume is given to no machine");
       return [recordOfTorn(id, clock.now())];
     });
   }
+}
+
+const holdsFiles = (path: string): boolean => existsSync(path) && readdirSync(path).length > 0;
+
+/** What is in it besides is not ours, and stays: a disk that is mounted here has its `lost+found`. */
+function removeRemnant(dir: string): void {
+  for (const name of readdirSync(dir))
+    if (name === "data" || name.startsWith("volume.json")) rmSync(join(dir, name), { recursive: true, force: true });
+  if (!holdsFiles(dir)) rmdirSync(dir);
 }
 
 /** The machines of which something may still write to the volume. */

@@ -90,6 +90,26 @@ test("a volume whose record is torn is told of, given to nobody, and keeps what 
   expect(existsSync(join(next.path("disk"), "said"))).toBe(true);
 });
 
+test("a volume whose record is gone keeps what is on it, and is given to nobody", async () => {
+  const { open, file } = setup();
+  const first = open();
+  await first.api.create("disk", spec, options);
+  writeFileSync(join(first.path("disk"), "said"), "kept");
+  rmSync(file("disk"));
+  const next = open();
+  expect(await next.api.get("disk", options)).toMatchObject({ state: "failed", reason: "VolumeLost" });
+  expect(() => next.assertClaimable(machine)).toThrow(/is failed/);
+  expect(existsSync(join(next.path("disk"), "said"))).toBe(true);
+});
+
+test("a folder that is no volume is left alone", async () => {
+  const { open, stateDir } = setup();
+  const saved = join(stateDir, "volumes", "lost+found", "#12");
+  mkdirSync(saved, { recursive: true });
+  expect((await open().api.list({ ...options, labels: {} })).items).toEqual([]);
+  expect(existsSync(saved)).toBe(true);
+});
+
 test("a folder of which nothing was ever told is removed", async () => {
   const { open, stateDir } = setup();
   mkdirSync(join(stateDir, "volumes", "half", "data"), { recursive: true });
