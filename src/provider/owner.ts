@@ -33,6 +33,14 @@ export function formatOwner(id: string, labels: Readonly<Record<string, string>>
   return `${labels[LABEL_POD] ?? id}_${labels[LABEL_NAMESPACE] ?? "default"}(${labels[LABEL_UID] ?? id})`;
 }
 
+/** In a list of namespaces: each of them. */
+export const EVERY_NAMESPACE = "*";
+
+/** Whether a list of namespaces, in which {@link EVERY_NAMESPACE} may stand for all, has this one. */
+export function namesNamespace(namespaces: readonly string[], namespace: string): boolean {
+  return namespaces.includes(namespace) || namespaces.includes(EVERY_NAMESPACE);
+}
+
 /**
  * The tenant that a machine belongs to: a namespace of a cluster. Resources that all machines of a host share are
  * divided among tenants. Machines that say nothing of it are one tenant's.

@@ -7,6 +7,7 @@ import {
   type Capability,
   LABEL_NAMESPACE,
   type MachineSpec,
+  namesNamespace,
   ProviderError,
   requiredCapabilities,
   type ReservedCapabilities,
@@ -16,7 +17,7 @@ import { ContainerError } from "../engine.ts";
 import type { ContainerPolicy } from "./container-policy.ts";
 
 export interface HostAccess {
-  /** Kubernetes namespaces. */
+  /** Kubernetes namespaces; `*` is each of them. */
   namespaces: readonly string[];
 }
 
@@ -43,7 +44,7 @@ export function reservedFor(
 
 /** Whether the owner hands the host to machines of this one's namespace. */
 export function ownsHost({ labels }: Pick<MachineSpec, "labels">, access: HostAccess | undefined): boolean {
-  return access !== undefined && access.namespaces.includes(labels[LABEL_NAMESPACE] ?? "");
+  return access !== undefined && namesNamespace(access.namespaces, labels[LABEL_NAMESPACE] ?? "");
 }
 
 /** Kernel parameters of what the machine has no own of. */

@@ -164,11 +164,16 @@ const hostSchema = z
   .strictObject({
     namespaces: z
       .array(
-        z.string().regex(/^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$/, "must be the name of a namespace such as kube-system"),
+        z
+          .string()
+          .regex(
+            /^(?:[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?|\*)$/,
+            "must be the name of a namespace such as kube-system, or * for all",
+          ),
       )
       .min(1)
       .describe(
-        "Kubernetes namespaces whose pods may have it, as the agents name them: whoever makes pods there owns this host.",
+        "Kubernetes namespaces whose pods may have it, as the agents name them, or * for all: whoever makes pods there owns this host.",
       ),
   })
   .optional()

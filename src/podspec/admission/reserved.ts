@@ -2,6 +2,7 @@
 import type { Pod } from "../../kube/wire.ts";
 import type { Capability } from "../../provider/capabilities.ts";
 import type { ReservedCapabilities } from "../../provider/machine.ts";
+import { namesNamespace } from "../../provider/owner.ts";
 
 /** Whether it is for other namespaces than the pod's. */
 export function isReserved(
@@ -10,5 +11,5 @@ export function isReserved(
   { reserved }: { reserved?: ReservedCapabilities | undefined },
 ): boolean {
   if (reserved === undefined || !reserved.capabilities.includes(capability)) return false;
-  return !reserved.namespaces.includes(pod.metadata?.namespace ?? "default");
+  return !namesNamespace(reserved.namespaces, pod.metadata?.namespace ?? "default");
 }

@@ -568,7 +568,7 @@ export interface components {
       volume_classes?: components["schemas"]["VolumeClass"][];
       /** @description Where its machines are: what a volume's `zone` has to be for them. Absent: there are no zones. */
       zone?: string;
-      /** @description Of `capabilities`, those that only machines of some namespaces (label `vmlet.dev/namespace`) have, as access to the host. A machine of another one that needs them is refused: `unsupported`. Absent: none. */
+      /** @description Of `capabilities`, those that only machines of some namespaces (label `vmlet.dev/namespace`; `*`: of each) have, as access to the host. A machine of another one that needs them is refused: `unsupported`. Absent: none. */
       reserved?: {
         capabilities: string[];
         namespaces: string[];
@@ -2277,4 +2277,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: 4303d3a9c4e630b45109cb985baf1a040096bf9cdff4736281962b65451ce457
+// sha256 of openapi.yaml: 7093ca4d9c6e628fbec11538aae072b6b96a8fcb957c357a43d8f392e898799b

@@ -39,11 +39,13 @@ export { specFingerprint, specIdentity } from "../fingerprint.ts";
 export { assertTellable, MACHINE_BYTES, MACHINE_GROUPS, MAX_GROUPS, patchExcess, specExcess } from "../limits.ts";
 export {
   clusterPrefix,
+  EVERY_NAMESPACE,
   formatOwner,
   LABEL_CLUSTER,
   LABEL_NAMESPACE,
   LABEL_POD,
   LABEL_NODE,
+  namesNamespace,
   ownerLabels,
   tenantOf,
 } from "../owner.ts";

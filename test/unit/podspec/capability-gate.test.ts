@@ -249,6 +249,12 @@ describe("the capability gate", () => {
       expect(within("shop", { hostPID: true })).toEqual({ ok: true });
     });
 
+    test("is had by all pods where it is for every namespace", () => {
+      const everywhere = { ...reserved, namespaces: ["*"] };
+      const pod = podWith({ hostNetwork: true }, { namespace: "shop" });
+      expect(check(pod, ["volumes.host_path"], { reserved: everywhere })).toEqual({ ok: true });
+    });
+
     test("leaves hostPath of the others to their own machines, where those have it", () => {
       const pod = mounted({ hostPath: { path: "/" } });
       expect(check(pod, ["volumes.host_path"], { reserved })).toMatchObject({ ok: false });
