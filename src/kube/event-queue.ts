@@ -18,6 +18,7 @@ export class EventQueue<E extends Queued> {
   /** In the order of their turns. No namespace is empty. */
   readonly #namespaces = new Map<string, Waiting<E>>();
   #size = 0;
+  #warnings = 0;
 
   constructor(limit: number) {
     this.#limit = limit;
@@ -27,6 +28,11 @@ export class EventQueue<E extends Queued> {
     return this.#size;
   }
 
+  /** How many of them are warnings. */
+  get warnings(): number {
+    return this.#warnings;
+  }
+
   /** Returns false when an event had to make way, this one perhaps. */
   add(event: E): boolean {
     const { namespace, type } = event;
@@ -34,6 +40,7 @@ export class EventQueue<E extends Queued> {
     if (waiting === undefined) this.#namespaces.set(namespace, (waiting = { warnings: [], normals: [] }));
     (type === "Warning" ? waiting.warnings : waiting.normals).push(event);
     this.#size++;
+    if (type === "Warning") this.#warnings++;
     if (this.#size <= this.#limit) return true;
     this.#dropOne();
     return false;
@@ -45,6 +52,7 @@ export class EventQueue<E extends Queued> {
       if (!isFree(namespace)) continue;
       const event = waiting.warnings.shift() ?? waiting.normals.shift();
       this.#size--;
+      if (event?.type === "Warning") this.#warnings--;
       this.#namespaces.delete(namespace);
       if (count(waiting) > 0) this.#namespaces.set(namespace, waiting);
       return event;
@@ -58,7 +66,10 @@ export class EventQueue<E extends Queued> {
     const most = (of: (waiting: Waiting<E>) => number, among: Waiting<E>[]) =>
       among.reduce((a, b) => (of(b) > of(a) ? b : a));
     if (withNormals.length > 0) most(({ normals }) => normals.length, withNormals).normals.shift();
-    else most(({ warnings }) => warnings.length, all).warnings.shift();
+    else {
+      most(({ warnings }) => warnings.length, all).warnings.shift();
+      this.#warnings--;
+    }
     this.#size--;
     for (const [namespace, waiting] of this.#namespaces) if (count(waiting) === 0) this.#namespaces.delete(namespace);
   }

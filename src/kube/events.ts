@@ -91,8 +91,11 @@ const ATTEMPTS = 12;
 const SENDERS = 32;
 /** Of an object's name, an event's as well as that of what it is about. */
 const NAME_LIMIT = 253;
-/** How long an event waits for a quieter moment, and how often it looks. */
-const PATIENCE_MS = 200;
+/**
+ * How long events wait for a quieter moment, and how often they look. A warning may be what somebody waits for; that
+ * all goes well is told when the statuses are written that say so.
+ */
+const PATIENCE_MS = { Warning: 200, Normal: 10_000 };
 const LOOK_MS = 20;
 /**
  * What exceeds the limit is sent so often, as much as there may be by then: one by one would cost three times the CPU.
@@ -232,8 +235,13 @@ export class EventRecorder {
 
   async #quieterMoment(signal: AbortSignal): Promise<void> {
     const { clock, isBusy } = this.#options;
-    for (let waitedMs = 0; waitedMs < PATIENCE_MS && isBusy?.() === true && !signal.aborted; waitedMs += LOOK_MS)
+    const normalAt = clock.monotonic() + PATIENCE_MS.Normal;
+    let dueAt = normalAt;
+    while (clock.monotonic() < dueAt && isBusy?.() === true && !signal.aborted) {
+      const warningAt = this.#queue.warnings > 0 ? clock.monotonic() + PATIENCE_MS.Warning : normalAt;
+      dueAt = Math.min(dueAt, warningAt);
       await pause(clock, LOOK_MS, signal);
+    }
   }
 
   /** Counts up the event that was sent before under `key`, or creates a new one. */

@@ -40,18 +40,30 @@ function setup(options: Partial<EventRecorderOptions> & { start?: boolean } = {}
 }
 
 describe("EventRecorder", () => {
-  test("waits for a quieter moment while there is more urgent work, but not for long", async () => {
+  test.each([
+    { type: "Warning" as const, patienceMs: 200 },
+    { type: "Normal" as const, patienceMs: 10_000 },
+  ])("lets more urgent work go before a $type event for $patienceMs ms at most", async ({ type, patienceMs }) => {
     let isBusy = true;
     const { recorder, clock, writes } = setup({ isBusy: () => isBusy });
-    recorder.event(pod, "Normal", "Started", "Container started");
-    await clock.advance(190);
+    recorder.event(pod, type, "Started", "Container started");
+    await clock.advance(patienceMs - 10);
     const early = writes().length;
-    await clock.advance(10);
+    await clock.advance(30);
     const inTheEnd = writes().length;
-    recorder.event(pod, "Normal", "Killing", "Stopping container app");
+    recorder.event(pod, type, "Killing", "Stopping container app");
     isBusy = false;
     await clock.advance(20);
     expect([early, inTheEnd, writes().length]).toEqual([0, 1, 2]);
+  });
+
+  test("sends a warning soon though normal events wait for a quieter moment", async () => {
+    const { recorder, clock, bodies } = setup({ isBusy: () => true });
+    recorder.event(pod, "Normal", "Started", "Container started");
+    await clock.advance(1_000);
+    recorder.event(pod, "Warning", "Failed", "It broke");
+    await clock.advance(250);
+    expect(bodies().map((body) => (body as { reason: string }).reason)).toContain("Failed");
   });
 
   test("creates an event as a kubelet does", async () => {
@@ -247,8 +259,8 @@ describe("EventRecorder", () => {
 
   test("looks for a quieter moment once for all that waits, however long others are busy", async () => {
     const { recorder, kube, clock } = setup({ isBusy: () => true });
-    for (let i = 0; i < 20; i++) recorder.event(pod, "Normal", `R${i}`, "m");
-    await clock.advance(210);
+    for (let i = 0; i < 20; i++) recorder.event(pod, "Warning", `R${i}`, "m");
+    await clock.advance(230);
     expect(kube.requests).toHaveLength(20);
   });
 
