@@ -27,6 +27,7 @@ test("programs are started in these places only", () => {
     "providers/local/engines/cri/held-connection.ts",
     "providers/local/engines/cri/own-containerd.ts",
     "providers/local/engines/oci/runtime.ts",
+    "providers/local/engines/oci/user-namespace.ts",
     "providers/local/engines/vm/qemu.ts",
     "providers/local/host/command.ts",
     "providers/local/network/loopback-relay.ts",

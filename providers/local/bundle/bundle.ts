@@ -30,7 +30,7 @@ export interface BundleInput {
   /**
    * Besides the mount namespace: those with a path are joined, others made new; those left out are the runtime's own.
    */
-  namespaces: readonly { type: "network" | "ipc" | "uts" | "pid"; path?: string }[];
+  namespaces: readonly { type: "user" | "network" | "ipc" | "uts" | "pid"; path?: string }[];
   /** Binds of volumes, hosts, resolv.conf...; after the system's own mounts, shorter paths first. */
   mounts: readonly OciMount[];
   cgroupsPath: string;

@@ -134,8 +134,8 @@ export class HostNetwork {
     return problems;
   }
 
-  /** A network namespace with lo and eth0 for the machine. Repeating it gives the same one. */
-  async attachNamespace(machineId: string): Promise<Attachment> {
+  /** A network namespace with lo and eth0 for the machine, or a process's own. Repeating it gives the same one. */
+  async attachNamespace(machineId: string, pid?: number): Promise<Attachment> {
     await this.ensure();
     const attachment = this.#describe(machineId, await this.#acquire(machineId), true);
     const { address, prefix, gateway, link, mac } = attachment;
@@ -143,7 +143,7 @@ export class HostNetwork {
     // Left half-made by a kill: begin again, it costs milliseconds.
     await this.#removeLinks(machineId);
     const made = ip([
-      `netns add ${name}`,
+      pid === undefined ? `netns add ${name}` : `netns attach ${name} ${pid}`,
       `link add ${link} type veth peer name eth0 address ${mac} netns ${name}`,
       `link set ${link} master ${this.#names.bridge} up`,
     ]);

@@ -188,7 +188,6 @@ if (missing.length > 0) {
         "invalid",
         "security.sysctls",
       ],
-      ["a user namespace", { security: { host_users: false } }, "unsupported", "security.host_users"],
       [
         "a path of the host",
         { volumes: [{ name: "h", type: "host_path" as const, path: "/etc" }] },

@@ -3,7 +3,7 @@ import type { HostNetwork } from "../../network/network.ts";
 import type { CriClient } from "./client.ts";
 import type { RuntimeContainers } from "./containers.ts";
 import type { MachineGroups } from "./machine-groups.ts";
-import type { MachineUsers } from "./machine-users.ts";
+import type { MachineUsers } from "../../bundle/machine-users.ts";
 import type { OwnContainerd } from "./own-containerd.ts";
 
 /** What every sandbox of this engine works with. */

@@ -64,7 +64,7 @@ import type { PullLimits } from "../../images/pull-limits.ts";
 import { LABEL_BACKEND, LABEL_MACHINE } from "./labels.ts";
 import type { LogLimits } from "./logs.ts";
 import { machineGroups } from "./machine-groups.ts";
-import { checkMachineUsers, MachineUsers } from "./machine-users.ts";
+import { checkMachineUsers, MachineUsers } from "../../bundle/machine-users.ts";
 import { OwnContainerd } from "./own-containerd.ts";
 import { openSandbox, recoverSandbox, removeSandbox, removeSandboxes } from "./sandbox.ts";
 

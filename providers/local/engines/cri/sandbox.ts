@@ -62,7 +62,7 @@ import { criResources, criSecurity, imageMount, stopSignal } from "./container-c
 import type { CriContext } from "./context.ts";
 import { LABEL_CONTAINER, LABEL_INSTANCE } from "./labels.ts";
 import { LOG_LINK, prepareLog } from "./logs.ts";
-import { usersOf } from "./machine-users.ts";
+import { userNamespace, usersOf } from "./user-namespace.ts";
 import { machineLabels, sandboxConfig } from "./sandbox-config.ts";
 import { interfacesOf, isRunning, networkNamespace, sandboxInfo } from "./sandbox-info.ts";
 import { resizeContainer } from "./resize.ts";
@@ -91,7 +91,7 @@ export async function openSandbox(context: CriContext, home: MachineHome, signal
   await mkdir(etc, { recursive: true, mode: 0o755 });
   await network?.ensure();
   await groups.limit(id, { ...sharedLimits(spec), pids: pidsLimit });
-  const users = spec.security?.host_users === false ? await context.users.take(id) : undefined;
+  const users = spec.security?.host_users === false ? userNamespace(await context.users.take(id)) : undefined;
   const config = sandboxConfig(context, home, users);
   const [{ podSandboxId }] = await together([
     client.runtime.runPodSandbox(
@@ -149,7 +149,7 @@ export async function recoverSandbox(context: CriContext, home: MachineHome): Pr
   }
   await containers.learn(home.id);
   const users = usersOf(status);
-  if (users !== undefined) await context.users.hold(home.id, users);
+  if (users !== undefined) await context.users.hold(home.id, users.uids[0]!.hostId);
   return new CriSandbox(context, home, item.id, { addresses, users });
 }
 

@@ -1,4 +1,5 @@
 import type { Clock, Logger, Once, SharedPlaces } from "../../../../src/provider/kit/index.ts";
+import type { MachineUsers } from "../../bundle/machine-users.ts";
 import type { SeccompSource } from "../../bundle/seccomp.ts";
 import type { TornFiles } from "../../host/torn-files.ts";
 import type { HostNetwork } from "../../network/network.ts";
@@ -11,6 +12,9 @@ export interface OciContext {
   torn: TornFiles;
   runtime: OciRuntime;
   network: HostNetwork;
+  users: MachineUsers;
+  /** Path of the program that maps mounts. */
+  mapper: string;
   cgroupRoot: string;
   seccomp: () => SeccompSource;
   /** Name of the containers' profile, loaded once; undefined where the host has no AppArmor. */

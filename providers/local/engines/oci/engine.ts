@@ -6,6 +6,7 @@
  */
 import { existsSync, readdirSync, readFileSync, rmSync } from "node:fs";
 import { mkdir, readdir, rm } from "node:fs/promises";
+import { tmpdir } from "node:os";
 import { join } from "node:path";
 import {
   type Capability,
@@ -39,12 +40,15 @@ import { OCI_CAPABILITIES } from "../capabilities.ts";
 import { canConfine, checkAppArmor, hasAppArmor, loadProfile } from "../../bundle/apparmor.ts";
 import { allMachinesPids, Cgroup, checkCgroups } from "../../bundle/cgroup.ts";
 import { checkResolvConf } from "../../bundle/host-resolv.ts";
+import { checkMachineUsers, MachineUsers } from "../../bundle/machine-users.ts";
+import { writeMapper } from "../../bundle/mapped-mounts.ts";
 import { hostCapacity, machinesShare } from "../../bundle/host-reserve.ts";
 import type { OciContext } from "./context.ts";
 import { OciSandbox, openSandbox, recoverSandbox } from "./sandbox.ts";
 import { pauseProgram } from "../../bundle/pause.ts";
 import { OciRuntime } from "./runtime.ts";
 import { runtimeProblems } from "./runtime-version.ts";
+import { lackOfUsers, rootsOf, sweepTrials } from "./user-namespace.ts";
 import type { SeccompSource } from "../../bundle/seccomp.ts";
 
 interface OciEngineOptions {
@@ -92,7 +96,6 @@ interface MachineFolder {
 
 export class OciEngine implements Engine {
   readonly name = "oci";
-  readonly capabilities: readonly Capability[];
   readonly images: HostImages;
   readonly overhead = { machineBytes: 0, containerBytes: CONTAINER_OVERHEAD_BYTES };
   readonly #options: OciEngineOptions;
@@ -103,6 +106,14 @@ export class OciEngine implements Engine {
   readonly unswept = new Set<string>();
   readonly #cancelSweeps = new Set<() => void>();
   #cancelCollect: (() => void) | undefined;
+  /** Why machines have no users of their own here; undefined when they can have. */
+  #lackOfUsers: string | undefined = "the host has not been looked at";
+  readonly #tryUsers = new Once(async () => {
+    const runtime = this.#runtimePath();
+    const { stateDir } = this.#options;
+    const dir = existsSync(stateDir) ? stateDir : tmpdir();
+    this.#lackOfUsers = runtime === undefined ? "there is no OCI runtime" : await lackOfUsers({ runtime, dir });
+  });
 
   constructor(options: OciEngineOptions) {
     const { stateDir, clock, logger } = options;
@@ -127,17 +138,23 @@ export class OciEngine implements Engine {
       torn: new TornFiles(stateDir, logger),
       runtime: new OciRuntime(this.#runtimePath() ?? DEFAULT_RUNTIME, join(stateDir, "oci/runtime")),
       network,
+      users: new MachineUsers(machineHash(stateDir)),
+      mapper: join(stateDir, "oci/map-mounts"),
       cgroupRoot: `/vmlet-${machineHash(stateDir)}`,
       seccomp: () => JSON.parse(readFileSync(this.#seccompProfile(), "utf8")) as SeccompSource,
       apparmor: new Once(async () => await loadProfile({ dir: join(stateDir, "oci/apparmor"), logger })),
       pidsLimit: options.pidsLimit ?? DEFAULT_PIDS_LIMIT,
       diskWalks: new SharedPlaces(DISK_WALKS),
     };
-    this.capabilities = [
+  }
+
+  get capabilities(): readonly Capability[] {
+    return [
       ...OCI_CAPABILITIES,
       ...(pauseProgram(process.arch) === undefined ? [] : (["share_process_namespace"] as const)),
       ...(this.#policy.allowPrivileged ? (["privileged"] as const) : []),
       ...(canConfine() ? (["apparmor"] as const) : []),
+      ...(this.#lackOfUsers === undefined ? (["user_namespace"] as const) : []),
     ];
   }
 
@@ -169,7 +186,7 @@ export class OciEngine implements Engine {
     else {
       const version = await run(path, ["--version"]).catch(() => undefined);
       const isTrusted = this.#options.trustRuntime === true;
-      problems.push(...runtimeProblems(version?.stdout.toString() ?? "", { isTrusted }));
+      problems.push(...runtimeProblems(version?.stdout.toString() ?? "", { isTrusted }), ...(await this.#checkUsers()));
     }
     if (!existsSync(this.#seccompProfile()))
       problems.push({
@@ -192,12 +209,24 @@ export class OciEngine implements Engine {
     return problems;
   }
 
+  async #checkUsers(): Promise<HostProblem[]> {
+    await this.#tryUsers.get();
+    if (this.#lackOfUsers === undefined) return checkMachineUsers();
+    return [
+      {
+        fatal: false,
+        problem: `machines cannot have users of their own (hostUsers: false): ${this.#lackOfUsers}`,
+        cure: "it takes runc 1.2 or newer, Linux 6.3 or newer, and a file system that can be mapped, as ext4, xfs and btrfs; or run such pods on engine vm",
+      },
+    ];
+  }
+
   validate(spec: MachineSpec): void {
-    const unsupported = (field: string, message: string) => new ProviderError("unsupported", message, { field });
-    if (spec.security?.host_users === false)
-      throw unsupported(
-        "security.host_users",
-        "engine oci has no user namespaces of machines: run this pod on the engine vm",
+    if (spec.security?.host_users === false && this.#lackOfUsers !== undefined)
+      throw new ProviderError(
+        "unsupported",
+        `engine oci has no user namespaces of machines: run this pod on the engine vm (here: ${this.#lackOfUsers})`,
+        { field: "security.host_users" },
       );
     requireContained(spec, this.#policy);
     for (const [index, volume] of (spec.volumes ?? []).entries()) {
@@ -218,11 +247,16 @@ export class OciEngine implements Engine {
     this.#collectLater();
     await mkdir(this.#records, { recursive: true });
     await this.#context.runtime.forgetOtherBoots();
+    await this.#tryUsers.get();
+    await sweepTrials(this.#options.stateDir);
+    if (this.#lackOfUsers === undefined) await writeMapper(this.#context.mapper);
     for (const hash of await readdirAtomic(this.#records)) {
       const machine = this.#machineOf(hash);
       if (machine !== undefined && !known.has(machine.id)) await this.#sweepOne(machine);
     }
     await this.#context.network.sweep(known);
+    // Of those that cannot be removed yet, something may run.
+    if (this.#lackOfUsers === undefined) await this.#context.users.sweep(new Set([...known, ...this.unswept]));
     const machines = new Cgroup(this.#context.cgroupRoot);
     const { cpu_millis, memory_bytes } = machinesShare(this.#options.capacity, undefined, this.#options.systemReserved);
     await machines.limit({ memory_bytes, pids: allMachinesPids() });
@@ -298,15 +332,21 @@ export class OciEngine implements Engine {
 
   /** Everything of a machine but its files: processes, runtime state, mounts, control groups, network. */
   async #removeSandbox(id: string, dir: string): Promise<void> {
-    const { clock, runtime, network, cgroupRoot } = this.#context;
+    const { clock, runtime, network, users, cgroupRoot } = this.#context;
     const hash = machineHash(id);
     const cgroup = new Cgroup(join(cgroupRoot, hash));
     await cgroup.kill(clock);
     for (const container of await readdirIfExists(join(dir, "containers"))) await runtime.delete(container);
     await runtime.delete(`pause-${hash}`);
     await cgroup.remove();
+    const roots = rootsOf(dir);
+    if (existsSync(roots)) {
+      await unmountBelow(roots);
+      await removeTree(roots);
+    }
     await unmountBelow(dir);
     await network.detach(id);
+    await users.release(id);
   }
 
   #collectLater(): void {

@@ -5,8 +5,12 @@ import { etcMounts } from "../../bundle/etc.ts";
 import { volumeSource } from "../../bundle/host-volumes.ts";
 import type { ContainerLaunch, MachineHome } from "../../engine.ts";
 
-/** All that is mounted into a container. */
-export async function containerMounts(home: MachineHome, launch: ContainerLaunch, bundle: string): Promise<OciMount[]> {
+/** All that is mounted into a container. @param isMapped its machine has users of its own */
+export async function containerMounts(
+  home: MachineHome,
+  launch: ContainerLaunch,
+  { bundle, isMapped }: { bundle: string; isMapped: boolean },
+): Promise<OciMount[]> {
   const { dir } = home;
   const mounts: OciMount[] = [
     { ...bind(join(dir, "shm"), "/dev/shm", false), options: ["rbind", "nosuid", "nodev", "noexec", "rw"] },
@@ -17,5 +21,7 @@ export async function containerMounts(home: MachineHome, launch: ContainerLaunch
     const { source, writable } = await volumeSource(home, launch.name, mount, parts);
     mounts.push(bind(source, mount.path, !writable));
   }
-  return effectiveMounts(mounts);
+  const shown = effectiveMounts(mounts);
+  // By the mapping of the container's own user namespace.
+  return isMapped ? shown.map((mount) => ({ ...mount, options: [...mount.options, "idmap"] })) : shown;
 }

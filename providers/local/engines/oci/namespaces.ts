@@ -8,6 +8,7 @@ import { join } from "node:path";
 import { ociConfig } from "../../bundle/bundle.ts";
 import { seccompProfile } from "../../bundle/seccomp.ts";
 import type { MachineHome } from "../../engine.ts";
+import { findTool, run } from "../../host/command.ts";
 import { isMissing } from "../../host/files.ts";
 import { machineHash } from "../../host/machine-hash.ts";
 import { bindDescriptor } from "../../host/mounts.ts";
@@ -16,7 +17,9 @@ import type { Attachment } from "../../network/network.ts";
 import { cgroupVersion } from "../../bundle/cgroup.ts";
 import type { OciContext } from "./context.ts";
 import { pauseProgram } from "../../bundle/pause.ts";
+import { mountMapped } from "../../bundle/mapped-mounts.ts";
 import { readPid } from "./runtime.ts";
+import { makeRoot, newNamespaces } from "./user-namespace.ts";
 
 /** The first process of a shared process namespace. */
 export interface PauseProcess {
@@ -26,9 +29,10 @@ export interface PauseProcess {
 
 const PAUSE_PIDS = 1;
 
-/** @param dir the machine's folder */
-export function heldNamespaces(dir: string, attachment: Attachment) {
+/** @param hasUsers the machine has users of its own */
+export function heldNamespaces({ dir }: Pick<MachineHome, "dir">, attachment: Attachment, hasUsers: boolean) {
   return [
+    ...(hasUsers ? [{ type: "user", path: join(dir, "ns/user") } as const] : []),
     { type: "network", path: attachment.netns! },
     { type: "ipc", path: join(dir, "ns/ipc") },
     { type: "uts", path: join(dir, "ns/uts") },
@@ -46,16 +50,55 @@ export async function isNamespace(file: string): Promise<boolean> {
   }
 }
 
+/**
+ * Makes the machine's network, IPC and names, and holds them.
+ * @param options.users what its root is on this host; absent: root
+ */
+export async function makeNamespaces(
+  { network }: OciContext,
+  { id, dir }: MachineHome,
+  { hostname, users, signal }: { hostname: string; users: number | undefined; signal: AbortSignal },
+): Promise<Attachment> {
+  const [ipc, uts] = [join(dir, "ns/ipc"), join(dir, "ns/uts")];
+  const setName = ["sh", "-c", 'printf %s "$1" >/proc/sys/kernel/hostname', "sh", hostname];
+  if (users === undefined) {
+    const attachment = await network.attachNamespace(id);
+    signal.throwIfAborted();
+    for (const file of [ipc, uts]) await writeFile(file, "");
+    await run(findTool("unshare")!, [`--ipc=${ipc}`, `--uts=${uts}`, ...setName], { signal });
+    return attachment;
+  }
+  const namespaces = await newNamespaces(users, signal);
+  try {
+    const attachment = await network.attachNamespace(id, namespaces.pid);
+    signal.throwIfAborted();
+    await namespaces.hold("user", join(dir, "ns/user"));
+    await namespaces.hold("ipc", ipc);
+    await namespaces.hold("uts", uts);
+    await run(findTool("nsenter")!, [`--uts=${uts}`, ...setName], { signal });
+    return attachment;
+  } finally {
+    namespaces.end();
+  }
+}
+
 /** Starts the first process of a shared process namespace, and holds that. */
 export async function startPause(
   context: OciContext,
   home: MachineHome,
-  attachment: Attachment,
+  { attachment, users }: { attachment: Attachment; users?: number | undefined },
 ): Promise<PauseProcess> {
   const bundle = join(home.dir, "pause");
+  const rootfs = users === undefined ? join(bundle, "rootfs") : await makeRoot(home.dir, "pause");
   await mkdir(join(bundle, "rootfs"), { recursive: true });
   for (const folder of ["proc", "dev", "sys"]) await mkdir(join(bundle, "rootfs", folder), { recursive: true });
   await writeFile(join(bundle, "rootfs/pause"), pauseProgram(process.arch)!, { mode: 0o755 });
+  if (users !== undefined)
+    await mountMapped(context.mapper, {
+      source: join(bundle, "rootfs"),
+      target: rootfs,
+      users: join(home.dir, "ns/user"),
+    });
   const config = ociConfig({
     spec: {
       name: "pause",
@@ -66,8 +109,8 @@ export async function startPause(
     image: {},
     user: { uid: 65_535, gid: 65_535, supplementalGroups: [], home: "/" },
     hostname: "",
-    rootfs: join(bundle, "rootfs"),
-    namespaces: [...heldNamespaces(home.dir, attachment), { type: "pid" }],
+    rootfs,
+    namespaces: [...heldNamespaces(home, attachment, users !== undefined), { type: "pid" }],
     mounts: [],
     cgroupsPath: join(context.cgroupRoot, machineHash(home.id), "pause"),
     cgroupVersion: cgroupVersion(),

@@ -3,13 +3,15 @@
  *
  *     sandbox.json        what was made, to find it again
  *     ns/ipc, ns/uts      the namespaces, held by bind mounts: no process need live for them
+ *     ns/user             the machine's users, where they are not the host's, held in the same way
  *     ns/pid              the shared process namespace, where there is one, held in the same way
  *     shm/                /dev/shm of all containers, a tmpfs
  *     etc/                hosts, hostname, resolv.conf, and a termination message per container: a small tmpfs, because
  *                         containers write to them, and no limit of storage is measured there
  *     volumes/NAME/       empty_dirs
  *     pause/              bundle of the first process of a shared process namespace
- *     containers/ID/      bundle of a container instance: config.json, rootfs (overlay), upper, work
+ *     containers/ID/      bundle of a container instance: config.json, rootfs (overlay), upper, work; where the
+ *                         machine has users of its own, lower (the image, mapped), and rootfs is where they can get
  *
  * Its folder for what has secrets in it:
  *
@@ -18,7 +20,7 @@
  */
 import { randomBytes } from "node:crypto";
 import { existsSync, readFileSync } from "node:fs";
-import { mkdir, readFile, rm, symlink, writeFile } from "node:fs/promises";
+import { chown, mkdir, readFile, rm, symlink, writeFile } from "node:fs/promises";
 import { totalmem } from "node:os";
 import { dirname, join } from "node:path";
 import type { Duplex } from "node:stream";
@@ -45,7 +47,6 @@ import {
 } from "../../engine.ts";
 import { applyFiles, makeVolumes, volumeInodes, volumeStats } from "../../bundle/host-volumes.ts";
 import { dialTcp } from "../../host/dial.ts";
-import { findTool, run } from "../../host/command.ts";
 import { machineHash } from "../../host/machine-hash.ts";
 import { readFileIfExists, writeFileAtomic } from "../../host/files.ts";
 import { mountOverlay, mountTmpfs, unmountBelow } from "../../host/mounts.ts";
@@ -60,11 +61,22 @@ import { profileOf } from "../../bundle/apparmor.ts";
 import { capabilitiesInMask, commandEnv, ociConfig, ociResources } from "../../bundle/bundle.ts";
 import { Cgroup, cgroupVersion } from "../../bundle/cgroup.ts";
 import { kernelHostname } from "../../bundle/host-files.ts";
+import { MACHINE_USERS } from "../../bundle/machine-users.ts";
+import { mountMapped } from "../../bundle/mapped-mounts.ts";
 import { sharedLimits } from "../../bundle/machine-resources.ts";
 import type { OciContext } from "./context.ts";
 import { makeEtc, readMessage, removeMessage } from "../../bundle/etc.ts";
-import { heldNamespaces, holdPause, holdProcesses, isNamespace, type PauseProcess, startPause } from "./namespaces.ts";
+import {
+  heldNamespaces,
+  holdPause,
+  holdProcesses,
+  isNamespace,
+  makeNamespaces,
+  type PauseProcess,
+  startPause,
+} from "./namespaces.ts";
 import { readPid } from "./runtime.ts";
+import { makeRoot, rootsOf } from "./user-namespace.ts";
 import { seccompProfile } from "../../bundle/seccomp.ts";
 import { containerUser } from "../../bundle/users.ts";
 import { containerMounts } from "./mounts.ts";
@@ -73,6 +85,8 @@ interface SandboxRecord {
   attachment: Attachment;
   hostname: string;
   pause?: PauseProcess | undefined;
+  /** What the machine's root is on this host, when it is not root: the first of its users. */
+  users?: number | undefined;
 }
 
 /** containerd's size of a sandbox's /dev/shm. */
@@ -85,6 +99,8 @@ const DEFAULT_SYSCTLS = [
   { name: "net.ipv4.ip_unprivileged_port_start", value: "0" },
   { name: "net.ipv4.ping_group_range", value: "0 2147483647" },
 ];
+/** Where there are no more groups than these. */
+const MACHINE_SYSCTLS = [DEFAULT_SYSCTLS[0]!, { name: "net.ipv4.ping_group_range", value: `0 ${MACHINE_USERS - 1}` }];
 
 export async function openSandbox(context: OciContext, home: MachineHome, signal: AbortSignal): Promise<OciSandbox> {
   const { spec, dir } = home;
@@ -95,25 +111,19 @@ export async function openSandbox(context: OciContext, home: MachineHome, signal
   const group = new Cgroup(join(context.cgroupRoot, machineHash(home.id)));
   await group.limit({ ...limits, pids: context.pidsLimit });
   const hostname = kernelHostname(spec, home.id);
-  const attachment = await context.network.attachNamespace(home.id);
-  signal.throwIfAborted();
+  const users = spec.security?.host_users === false ? await context.users.take(home.id) : undefined;
+  const attachment = await makeNamespaces(context, home, { hostname, users, signal });
   await context.network.openHostPorts(home.id, containerPorts(spec));
-
-  const [ipc, uts] = [join(dir, "ns/ipc"), join(dir, "ns/uts")];
-  for (const file of [ipc, uts]) await writeFile(file, "");
-  await run(
-    findTool("unshare")!,
-    [`--ipc=${ipc}`, `--uts=${uts}`, "sh", "-c", 'printf %s "$1" >/proc/sys/kernel/hostname', "sh", hostname],
-    { signal },
-  );
   await mountTmpfs(join(dir, "shm"), { sizeBytes: SHM_BYTES, mode: "1777" });
   await makeEtc(join(dir, "etc"), spec, { hostname, address: attachment.address });
   await makeVolumes(home);
 
   signal.throwIfAborted();
   const pause =
-    spec.security?.share_process_namespace === true ? await startPause(context, home, attachment) : undefined;
-  const record: SandboxRecord = { attachment, hostname, pause };
+    spec.security?.share_process_namespace === true
+      ? await startPause(context, home, { attachment, users })
+      : undefined;
+  const record: SandboxRecord = { attachment, hostname, pause, users };
   await writeFileAtomic(join(dir, "sandbox.json"), JSON.stringify(record));
   return new OciSandbox(context, home, record);
 }
@@ -130,6 +140,7 @@ export async function recoverSandbox(context: OciContext, home: MachineHome): Pr
     // Earlier versions did not hold it.
     if (!(await isNamespace(join(home.dir, "ns/pid"))) && !(await holdPause(home.dir, record.pause))) return undefined;
   }
+  if (record.users !== undefined) await context.users.hold(home.id, record.users);
   await context.network.ensure();
   // They are gone when another program has flushed this host's rules meanwhile.
   await context.network
@@ -181,6 +192,8 @@ export class OciSandbox implements Sandbox {
     const bundle = this.#bundle(launch);
     for (const folder of ["rootfs", "upper", "work"])
       await mkdir(join(bundle, folder), { recursive: true, mode: 0o755 });
+    const hasUsers = this.#record.users !== undefined;
+    const rootfs = hasUsers ? await makeRoot(this.#home.dir, launch.id) : join(bundle, "rootfs");
     const grantable = ownCapabilities();
     try {
       const config = ociConfig({
@@ -188,15 +201,15 @@ export class OciSandbox implements Sandbox {
         image: image.config,
         user,
         hostname: this.#record.hostname,
-        rootfs: join(bundle, "rootfs"),
+        rootfs,
         namespaces: [
-          ...heldNamespaces(this.#home.dir, this.#record.attachment),
+          ...heldNamespaces(this.#home, this.#record.attachment, hasUsers),
           { type: "pid", ...(await this.#joinedProcesses(launch, bundle)) },
         ],
-        mounts: await containerMounts(this.#home, launch, bundle),
+        mounts: await containerMounts(this.#home, launch, { bundle, isMapped: hasUsers }),
         cgroupsPath: this.#cgroupPath(launch),
         cgroupVersion: cgroupVersion(),
-        sysctls: [...DEFAULT_SYSCTLS, ...(this.#home.spec.security?.sysctls ?? [])],
+        sysctls: [...(hasUsers ? MACHINE_SYSCTLS : DEFAULT_SYSCTLS), ...(this.#home.spec.security?.sysctls ?? [])],
         seccomp: (capabilities) => seccompProfile(this.#context.seccomp(), capabilities, process.arch),
         apparmorProfile: await profileOf(spec, await this.#context.apparmor.get()),
         pidsLimit: this.#context.pidsLimit,
@@ -208,8 +221,8 @@ export class OciSandbox implements Sandbox {
           lowestOomScoreAdj: grantable.includes("CAP_SYS_RESOURCE") ? -1000 : ownOomScoreAdj(),
         },
       });
-      await mountOverlay(join(bundle, "rootfs"), {
-        lower: image.location,
+      await mountOverlay(rootfs, {
+        lower: await this.#lower(image.location, bundle),
         upper: join(bundle, "upper"),
         work: join(bundle, "work"),
       });
@@ -228,6 +241,17 @@ export class OciSandbox implements Sandbox {
       pidFile,
       user: { uid: user.uid, gid: user.gid, supplemental_groups: user.supplementalGroups },
     };
+  }
+
+  /** The image's files as they are the machine's own; its layer on top of them is made the machine's. */
+  async #lower(image: string, bundle: string): Promise<string> {
+    const { users } = this.#record;
+    if (users === undefined) return image;
+    const lower = join(bundle, "lower");
+    await mkdir(lower);
+    await mountMapped(this.#context.mapper, { source: image, target: lower, users: join(this.#home.dir, "ns/user") });
+    await chown(join(bundle, "upper"), users, users);
+    return lower;
   }
 
   /** Whose process namespace it joins, held in its bundle; without one it gets its own. */
@@ -441,6 +465,11 @@ export class OciSandbox implements Sandbox {
 
   async #removeBundle(container: Pick<ContainerRef, "id">): Promise<void> {
     const bundle = this.#bundle(container);
+    if (this.#record.users !== undefined) {
+      const root = join(rootsOf(this.#home.dir), container.id);
+      await unmountBelow(root);
+      await removeTree(root);
+    }
     await unmountBelow(bundle);
     await removeTree(bundle);
     await rm(this.#config(container), { force: true });

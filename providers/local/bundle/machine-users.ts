@@ -3,19 +3,11 @@
  * kubelet has it (pkg/kubelet/userns). What a container leaves on a volume has its own numbers there, by mounts that
  * are mapped, so a range may go to another machine afterwards.
  */
-import { create } from "@bufbuild/protobuf";
-import type { HostProblem } from "../../engine.ts";
-import { accountsWithin, NumberClaims } from "../../host/number-claims.ts";
-import {
-  type IDMapping,
-  IDMappingSchema,
-  NamespaceMode,
-  type PodSandboxStatus,
-  type UserNamespace,
-  UserNamespaceSchema,
-} from "./api.gen.js";
+import type { HostProblem } from "../engine.ts";
+import { accountsWithin, NumberClaims } from "../host/number-claims.ts";
 
-const LENGTH = 65_536;
+/** Users of a machine, and as many groups. */
+export const MACHINE_USERS = 65_536;
 /** systemd's table leaves them to nobody, up to 2^31; the first 65536 are the VMs' of engine vm. */
 const FIRST = 1_879_048_192 + 65_536;
 const COUNT = 4_095;
@@ -25,22 +17,25 @@ export class MachineUsers {
   readonly #claims: NumberClaims;
   readonly #backend: string;
 
-  /** @param backend value of the backend's label: of the owners whose names begin with it, it knows all */
+  /** @param backend hash of a backend: of the owners whose names begin with it, it knows all */
   constructor(backend: string, { dir = DIR, count = COUNT }: { dir?: string; count?: number } = {}) {
     const exhausted = `all ${count} ranges of users for machines are taken: remove files of backends that are no more from ${dir}`;
-    this.#claims = new NumberClaims({ dir, first: FIRST, count, step: LENGTH, exhausted });
+    this.#claims = new NumberClaims({ dir, first: FIRST, count, step: MACHINE_USERS, exhausted });
     this.#backend = backend;
   }
 
-  /** The same for the same machine, until it is released. @throws ProviderError unavailable when there is none left */
-  async take(machineId: string): Promise<UserNamespace> {
-    return userNamespace(await this.#claims.take(this.#owner(machineId)));
+  /**
+   * The same for the same machine, until it is released.
+   * @returns what the machine's root is on this host: the first user, and group, of its range
+   * @throws ProviderError unavailable when there is none left
+   */
+  async take(machineId: string): Promise<number> {
+    return await this.#claims.take(this.#owner(machineId));
   }
 
   /** A sandbox that is there has these: no other machine is to get them, whatever is written. */
-  async hold(machineId: string, { uids }: UserNamespace): Promise<void> {
-    const [range] = uids;
-    if (range !== undefined) await this.#claims.hold(this.#owner(machineId), range.hostId);
+  async hold(machineId: string, root: number): Promise<void> {
+    await this.#claims.hold(this.#owner(machineId), root);
   }
 
   /** Nothing of the machine runs any more. */
@@ -62,20 +57,9 @@ export class MachineUsers {
   }
 }
 
-function userNamespace(hostId: number): UserNamespace {
-  const range = (): IDMapping => create(IDMappingSchema, { hostId, containerId: 0, length: LENGTH });
-  return create(UserNamespaceSchema, { mode: NamespaceMode.POD, uids: [range()], gids: [range()] });
-}
-
-/** What a sandbox was made with; undefined when its users are the host's. */
-export function usersOf(status: PodSandboxStatus | undefined): UserNamespace | undefined {
-  const users = status?.linux?.namespaces?.options?.usernsOptions;
-  return users?.mode === NamespaceMode.POD && users.uids.length > 0 ? users : undefined;
-}
-
 /** People, services and containers of this host that have numbers out of the ranges. */
 export function checkMachineUsers(etc = "/etc"): HostProblem[] {
-  const count = COUNT * LENGTH;
+  const count = COUNT * MACHINE_USERS;
   const names = accountsWithin({ first: FIRST, count }, etc);
   if (names.length === 0) return [];
   return [
