@@ -2,11 +2,12 @@
  * Takes away what nobody needs any more: VMs that no entry names, entries whose machine was never told and that nobody
  * goes on with, tombstones that are old. Only what is provably of this scope, only after two sights with time between
  * them, and only when the entry itself, read then, says so. A VM is named by its entry before it is ordered, and no
- * name is given twice: what is not named now never will be.
+ * name is given twice: what is not named now never will be. An entry of what is over or buried needs its VM no more:
+ * an order may come after that was seen to be gone.
  */
 import type { CallOptions, Clock, Logger } from "../../src/provider/kit/index.ts";
 import type { CloudCalls } from "./cloud-calls.ts";
-import type { MachineRecord } from "./record.ts";
+import { type MachineRecord, needsVm } from "./record.ts";
 import { MACHINE_LABEL, type MachineWork, SCOPE_LABEL } from "./machine-work.ts";
 
 interface CollectorOptions {
@@ -42,7 +43,7 @@ export class Collector {
     const before = this.#sights;
     this.#sights = new Map();
     for (const record of records) await this.#quietly(() => this.#collectRecord(record, before, options), options);
-    const named = new Set(records.flatMap(({ vm, phase }) => (vm !== undefined && phase !== "buried" ? [vm] : [])));
+    const named = new Set(records.flatMap((record) => (needsVm(record) ? [record.vm] : [])));
     for (const { name, labels } of vms) {
       if (named.has(name) || labels[SCOPE_LABEL] !== scope) continue;
       if (!this.#isOld(`vm ${name}`, before, LEAK_MS)) continue;
@@ -80,7 +81,7 @@ export class Collector {
     const { cloud, logger } = this.#options;
     if (machine === undefined) return;
     const record = await cloud.record(machine, options);
-    if (record !== undefined && record.vm === name && record.phase !== "buried") return;
+    if (record?.vm === name && needsVm(record)) return;
     logger.warn({ vm: name, machine }, "A VM that no machine has is removed");
     await cloud.deleteVm(name, options);
   }

@@ -152,6 +152,10 @@ const STEPS: Readonly<Record<Phase, number>> = { made: 1, told: 2, held: 2, endi
 export const versionIn = (phase: Phase, within: number): number =>
   STEPS[phase] * PHASE_STEP + Math.min(within, PHASE_STEP - 1);
 
+/** Its VM is there, is to be made, or is still to be seen going. What is behind that never comes back to it. */
+export const needsVm = ({ phase, vm }: MachineRecord): boolean =>
+  vm !== undefined && phase !== "over" && phase !== "buried";
+
 /** Revisions are counted where machines are told of. */
 export const NO_REVISION = 0;
 

@@ -3,7 +3,7 @@
  * backend's, and what befalls VMs. What is judged at the backend is judged at the guests; here, what is done to VMs and entries.
  */
 import { BIRTH_LABEL, isLive, MACHINE_LABEL, SCOPE_LABEL } from "../../../providers/cloud/machine-work.ts";
-import { type MachineRecord, recordOf, wordsOf } from "../../../providers/cloud/record.ts";
+import { type MachineRecord, needsVm, recordOf, wordsOf } from "../../../providers/cloud/record.ts";
 import type { Entry, Vm } from "../../../providers/cloud/cloud.ts";
 import { ProviderError } from "../../../src/provider/errors.ts";
 import { isOver, type Machine, type MachineSpec } from "../../../src/provider/machine.ts";
@@ -184,6 +184,7 @@ export class CloudWorld {
     for (const { request } of this.state.vms.values()) {
       const record = this.record(request.labels[MACHINE_LABEL]!);
       if (record?.vm !== request.name) return new Violation("L2", "a VM that no machine has is left");
+      if (!needsVm(record)) return new Violation("L2", "a VM whose machine is over is left");
     }
     for (const name of this.state.words.keys()) {
       const { phase } = this.record(name)!;

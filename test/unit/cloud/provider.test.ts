@@ -421,6 +421,18 @@ describe("what nobody needs", () => {
     expect(setup.vmNames).toEqual([]);
   });
 
+  test("a VM whose order arrived after its machine was over is removed, and its machine stays what it was", async () => {
+    const setup = new Setup({ bootsAtOnce: false });
+    const agent = setup.agent();
+    await agent.createPod("m", spec(), { signal });
+    const [order] = setup.cloud.state.ordered;
+    await agent.stopPod("m", { signal, graceSeconds: 30 });
+    await setup.cloud.createVm(order!);
+    await setup.pass(190_000);
+    expect(setup.vmNames).toEqual([]);
+    expect(await agent.getPod("m", { signal })).toMatchObject({ state: "stopped" });
+  });
+
   test.each([
     ["of another scope", { "vmlet-scope": "other", "vmlet-machine": "m" }],
     ["that says of no machine", { "vmlet-scope": "test" }],
