@@ -133,7 +133,7 @@ const networkSchema = z
       )
       .optional()
       .describe(
-        `Ports of this host, and ranges of them, that pods may have as hostPort, as long as no other program of this host uses them. Default ${DEFAULT_HOST_PORTS.join(", ")}.`,
+        `Ports of this host, and ranges of them, that pods may have as hostPort, with hostIP of that address alone, as long as no other program of this host uses them. Default ${DEFAULT_HOST_PORTS.join(", ")}.`,
       ),
   })
   .optional()

@@ -1,21 +1,25 @@
-/** Which ports of this host lead to which machine: in nft's map, held by our sockets, remembered for repairs. */
+/** Which ports of this host lead to which machine: in nft's maps, held by our sockets, remembered for repairs. */
+import { readFile, writeFile } from "node:fs/promises";
 import type { ContainerPort } from "../../../src/provider/kit/index.ts";
 import { findTool, run } from "../host/command.ts";
-import { inUseByMachine, PortHolders } from "./host-ports.ts";
-import { hostPortRule } from "./rules.ts";
+import { hostIp, type HostPort, inUseByMachine, isLoopback, overlap, PortHolders } from "./host-ports.ts";
+import { HOST_PORT_MAPS, hostPortRule } from "./rules.ts";
 
-/** `tcp . 8080`, and `10.99.0.2 . 80`. */
+/** `tcp . 8080`, or `127.0.0.1 . tcp . 8080` for one address alone; and `10.99.0.2 . 80`. */
 type Forward = readonly [key: string, target: string];
 
 export class PortForwards {
   readonly #table: string;
+  /** "1" in it: the kernel routes from loopback to machines and back. Machines do not reach it by that (rules.ts). */
+  readonly #loopbackFile: string;
   readonly #holders = new PortHolders();
   /** What machines have through this process. */
   readonly #own = new Map<string, string>();
 
-  /** @param table of nftables, family inet */
-  constructor(table: string) {
+  /** @param names the table of nftables, family inet, and the machines' bridge */
+  constructor({ table, bridge }: { table: string; bridge: string }) {
     this.#table = table;
+    this.#loopbackFile = `/proc/sys/net/ipv4/conf/${bridge}/route_localnet`;
   }
 
   /**
@@ -30,10 +34,8 @@ export class PortForwards {
     const current = await this.#inPlace();
     // A former backend's machine may not have been found again yet: its ports are in the rules, and no socket of ours
     // holds them.
-    const foreign = asked.find(({ protocol, host_port }) => {
-      const target = current.get(`${protocol} . ${host_port}`);
-      return target !== undefined && !target.startsWith(`${address} . `);
-    });
+    const others = [...current].filter(([, target]) => !target.startsWith(`${address} . `));
+    const foreign = asked.find((port) => others.some(([key]) => overlap(portOf(key), port)));
     if (foreign !== undefined) throw inUseByMachine(foreign);
     try {
       await this.#holders.take(machineId, asked);
@@ -43,15 +45,13 @@ export class PortForwards {
       await this.close(machineId, address);
       throw thrown;
     }
-    const wanted = asked.map(({ protocol, host_port, port }): Forward => [
-      `${protocol} . ${host_port}`,
-      `${address} . ${port}`,
-    ]);
+    const wanted = asked.map((each): Forward => [keyOf(each), `${address} . ${each.port}`]);
     for (const [key, target] of wanted) this.#own.set(key, target);
     await this.#tell(
       "add",
       wanted.filter(([key, target]) => current.get(key) !== target),
     );
+    await this.#routeLoopback();
   }
 
   /** Takes all that leads to a machine away. */
@@ -72,14 +72,29 @@ export class PortForwards {
     this.#holders.close();
   }
 
-  /** A port that another program took out of the map; undefined when none is missing. */
+  /** A port that leads nowhere any more, because of another program; undefined when none is missing. */
   async missing(): Promise<string | undefined> {
-    return (await this.#lost())[0]?.[0];
+    const lost = (await this.#lost())[0]?.[0];
+    return lost ?? ((await this.#routesLoopback()) ? undefined : this.#onLoopback);
   }
 
-  /** Puts back what another program took out of the map. */
+  /** Puts back what another program took away. */
   async restore(): Promise<void> {
     await this.#tell("add", await this.#lost());
+    await this.#routeLoopback();
+  }
+
+  /** One of loopback's that a machine has through this process. */
+  get #onLoopback(): string | undefined {
+    return this.#own.keys().find((key) => isLoopback(key));
+  }
+
+  async #routesLoopback(): Promise<boolean> {
+    return this.#onLoopback === undefined || (await readFile(this.#loopbackFile, "latin1")).trim() === "1";
+  }
+
+  async #routeLoopback(): Promise<void> {
+    if (!(await this.#routesLoopback())) await writeFile(this.#loopbackFile, "1");
   }
 
   async #lost(): Promise<Forward[]> {
@@ -88,14 +103,16 @@ export class PortForwards {
   }
 
   async #inPlace(): Promise<Map<string, string>> {
-    const { stdout } = await run(findTool("nft") ?? "nft", ["list", "map", "inet", this.#table, "host_ports"]);
-    const elements = stdout.toString("utf8").matchAll(/\b(\w+) \. (\d+) : ([\d.]+) \. (\d+)/g);
-    return new Map(
-      [...elements].map(([, protocol, hostPort, address, port]) => [
-        `${protocol} . ${hostPort}`,
-        `${address} . ${port}`,
-      ]),
-    );
+    const inPlace = new Map<string, string>();
+    for (const map of HOST_PORT_MAPS) {
+      const { stdout } = await run(findTool("nft") ?? "nft", ["list", "map", "inet", this.#table, map]);
+      const [, elements = ""] = stdout.toString("utf8").split("elements = {");
+      for (const element of elements.split("}")[0]!.split(",")) {
+        const [key = "", target] = element.trim().split(" : ");
+        if (target !== undefined) inPlace.set(key, target);
+      }
+    }
+    return inPlace;
   }
 
   async #tell(verb: "add" | "delete", forwards: readonly Forward[]): Promise<void> {
@@ -103,4 +120,14 @@ export class PortForwards {
     const input = forwards.map(([key, target]) => hostPortRule(verb, this.#table, key, target)).join("");
     await run(findTool("nft") ?? "nft", ["-f", "-"], { input });
   }
+}
+
+function keyOf(port: HostPort): string {
+  const ip = hostIp(port);
+  return `${ip === undefined ? "" : `${ip} . `}${port.protocol} . ${port.host_port}`;
+}
+
+function portOf(key: string): HostPort {
+  const [number, protocol, host_ip] = key.split(" . ").toReversed();
+  return { protocol: protocol as HostPort["protocol"], host_port: Number(number), host_ip };
 }

@@ -6,7 +6,8 @@
  */
 import { createSocket } from "node:dgram";
 import { readFileSync } from "node:fs";
-import { createServer } from "node:net";
+import { createServer, isIPv4 } from "node:net";
+import { networkInterfaces } from "node:os";
 import { type ContainerPort, type MachineSpec, ProviderError } from "../../../src/provider/kit/index.ts";
 import { HostError } from "../host/host-error.ts";
 
@@ -40,14 +41,15 @@ export function containerPorts(spec: Pick<MachineSpec, "containers" | "init_cont
 /** @throws ProviderError unsupported or invalid, with the field, for host ports that a machine cannot have here */
 export function requireHostPorts(spec: MachineSpec, policy: HostPortPolicy): void {
   const ranges = policy.allowed.map(parsePortRange);
-  const taken = new Set<string>();
+  const taken: HostPort[] = [];
   for (const { name, ports = [] } of [...(spec.init_containers ?? []), ...spec.containers]) {
-    for (const { host_port: port, host_ip: ip, protocol } of ports) {
+    for (const { host_port: port, host_ip, protocol } of ports) {
       if (port === undefined) continue;
+      const ip = hostIp({ host_ip });
       const refuse = (field: string, message: string, code: "unsupported" | "invalid" = "unsupported") =>
         new ProviderError(code, `container ${name}: ${message}`, { field: `containers.ports.${field}` });
-      if (ip !== undefined && ip !== "" && ip !== "0.0.0.0")
-        throw refuse("host_ip", "host ports are opened on all addresses of the host, host_ip cannot be chosen");
+      if (ip !== undefined && !isOwn(ip))
+        throw refuse("host_ip", `host_ip ${JSON.stringify(ip)} is not an IPv4 address of this host`);
       if (policy.reserved.includes(port))
         throw refuse("host_port", `host port ${port} is the backend's own: choose another`);
       if (!ranges.some(({ first, last }) => first <= port && port <= last))
@@ -55,89 +57,118 @@ export function requireHostPorts(spec: MachineSpec, policy: HostPortPolicy): voi
           "host_port",
           `host port ${port} is not one that machines may have (engine.network.hostPorts: ${policy.allowed.join(", ") || "none"})`,
         );
-      const key = `${protocol} ${port}`;
-      if (taken.has(key)) throw refuse("host_port", `host port ${port}/${protocol} is asked for twice`, "invalid");
-      taken.add(key);
+      const wanted = { protocol, host_port: port, host_ip: ip };
+      if (taken.some((other) => overlap(other, wanted)))
+        throw refuse("host_port", `host port ${port}/${protocol} is asked for twice`, "invalid");
+      taken.push(wanted);
     }
   }
-  if (taken.size > MAX_HOST_PORTS)
+  if (taken.length > MAX_HOST_PORTS)
     throw new ProviderError(
       "unsupported",
-      `${taken.size} host ports are more than the ${MAX_HOST_PORTS} of a machine`,
+      `${taken.length} host ports are more than the ${MAX_HOST_PORTS} of a machine`,
       {
         field: "containers.ports.host_port",
       },
     );
 }
 
-type HostPort = Required<Pick<ContainerPort, "protocol" | "host_port">>;
+export type HostPort = Required<Pick<ContainerPort, "protocol" | "host_port">> & {
+  host_ip?: string | undefined;
+};
+
+/** The one address whose port it is; undefined for all. */
+export function hostIp({ host_ip: ip }: Pick<HostPort, "host_ip">): string | undefined {
+  return ip === undefined || ip === "" || ip === "0.0.0.0" ? undefined : ip;
+}
+
+export function isLoopback(ip: string): boolean {
+  return ip.startsWith("127.");
+}
+
+/** Whether two cannot be had side by side. */
+export function overlap(a: HostPort, b: HostPort): boolean {
+  const [ipA, ipB] = [hostIp(a), hostIp(b)];
+  return (
+    a.protocol === b.protocol && a.host_port === b.host_port && (ipA === undefined || ipB === undefined || ipA === ipB)
+  );
+}
+
+function isOwn(ip: string): boolean {
+  if (!isIPv4(ip)) return false;
+  // All of that range are loopback's, whichever of them it has been given.
+  return isLoopback(ip) || Object.values(networkInterfaces()).some((all) => all?.some(({ address }) => address === ip));
+}
 
 export function inUseByMachine({ protocol, host_port: port }: HostPort): ProviderError {
   return new ProviderError("conflict", `host port ${port}/${protocol} is in use by another machine of this host`);
 }
 
+interface HeldPort {
+  owner: string;
+  port: HostPort;
+  close: () => void;
+}
+
 /** Sockets that hold machines' host ports. They are gone with the backend, and taken again by the next one. */
 export class PortHolders {
-  /** `tcp 8080` -> whose it is. */
-  readonly #held = new Map<string, { owner: string; close: () => void }>();
+  readonly #held = new Set<HeldPort>();
 
   /**
    * Takes all of them, or none. What the owner has already it keeps.
    * @throws ProviderError conflict when another machine or program of this host has one
    */
   async take(owner: string, ports: readonly HostPort[]): Promise<void> {
-    const fresh: string[] = [];
+    const fresh: HeldPort[] = [];
     try {
-      for (const { protocol, host_port: port } of ports) {
-        const key = `${protocol} ${port}`;
-        const holder = this.#held.get(key);
+      for (const port of ports) {
+        const { protocol, host_port: number } = port;
+        const holder = [...this.#held].find((each) => overlap(each.port, port));
         if (holder?.owner === owner) continue;
-        if (holder !== undefined)
-          throw new ProviderError(
-            "conflict",
-            `host port ${port}/${protocol} is in use by another machine of this host`,
-          );
+        if (holder !== undefined) throw inUseByMachine(port);
         // In the same turn as the look: two machines that want it must not both find it free.
-        const place = { owner, close: () => {} };
-        this.#held.set(key, place);
-        fresh.push(key);
-        place.close = await HOLD[protocol](port).catch((thrown: unknown) => {
+        const place: HeldPort = { owner, port, close: () => {} };
+        this.#held.add(place);
+        fresh.push(place);
+        place.close = await HOLD[protocol](number, hostIp(port)).catch((thrown: unknown) => {
           throw new ProviderError(
             "conflict",
-            `host port ${port}/${protocol} is in use by this host itself, or by another backend`,
+            `host port ${number}/${protocol} is in use by this host itself, or by another backend`,
             { cause: thrown },
           );
         });
         // It may have been given up meanwhile.
-        if (this.#held.get(key) !== place) place.close();
+        if (!this.#held.has(place)) place.close();
       }
     } catch (thrown) {
-      for (const key of fresh) this.#release(key);
+      this.#releaseAll(fresh);
       throw thrown;
     }
   }
 
   /** Gives back all ports of a machine. */
   release(owner: string): void {
-    for (const [key, holder] of this.#held) if (holder.owner === owner) this.#release(key);
+    this.#releaseAll([...this.#held].filter((each) => each.owner === owner));
   }
 
   close(): void {
-    for (const key of this.#held.keys()) this.#release(key);
+    this.#releaseAll([...this.#held]);
   }
 
-  #release(key: string): void {
-    this.#held.get(key)?.close();
-    this.#held.delete(key);
+  #releaseAll(places: readonly HeldPort[]): void {
+    for (const place of places) {
+      place.close();
+      this.#held.delete(place);
+    }
   }
 }
 
 /** Of both IP versions where there are both: a service may listen on one alone. */
 const ANY = ["::", "0.0.0.0"];
 
-const HOLD: Record<ContainerPort["protocol"], (port: number) => Promise<() => void>> = {
-  tcp: (port) => onAny((host) => holdTcp(port, host)),
-  udp: (port) => onAny((host) => holdUdp(port, host)),
+const HOLD: Record<ContainerPort["protocol"], (port: number, ip: string | undefined) => Promise<() => void>> = {
+  tcp: (port, ip) => (ip === undefined ? onAny((host) => holdTcp(port, host)) : holdTcp(port, ip)),
+  udp: (port, ip) => (ip === undefined ? onAny((host) => holdUdp(port, host)) : holdUdp(port, ip)),
   async sctp(port) {
     // Node has no such sockets: a look has to do.
     if (sctpPorts().includes(port)) throw new Error("an SCTP endpoint has the port");

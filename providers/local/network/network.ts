@@ -5,6 +5,7 @@
  * What holds, by nft tables of our own, without touching any other rules:
  * - machines reach each other and are reached from this host by their addresses;
  * - machines do not reach this host itself (backend, agent, anything that listens here), except `openHostPorts`;
+ * - ports of this host, of one address or all, lead to the machines that have them (forwards.ts);
  * - machines reach the outside, masqueraded, only with `outbound: "allow"`, and never `denyCidrs`;
  * - a machine cannot send from an address that is not its own, neither IP nor MAC (sender-rules.ts).
  *
@@ -94,7 +95,7 @@ export class HostNetwork {
         `network.bridge ${JSON.stringify(bridge)}: want 1 to 10 lower-case letters and digits, a letter first`,
       );
     this.#names = new NetworkNames(bridge);
-    this.#forwards = new PortForwards(this.#names.table);
+    this.#forwards = new PortForwards(this.#names);
     this.#subnet = parseSubnet(options.cidr ?? DEFAULT_CIDR);
     this.#ipam = new Ipam(join(options.dir, "leases"), this.#subnet);
   }

@@ -23,6 +23,7 @@ export function networkRules(wanted: NetworkRules): string {
   const denied = denyCidrs.map((denyCidr) => `iifname ${bridge} ip daddr ${denyCidr} drop`);
   const open =
     openHostPorts.length === 0 ? [] : [`iifname ${bridge} meta l4proto { tcp, udp } th dport ${ports} accept`];
+  const forwards = HOST_PORT_MAPS.map((map) => `fib daddr type local dnat ip to ${KEYS[map].of} map @${map}`);
   const chains: Record<string, [family: string, hook: string, rules: string[]]> = {
     forward: [
       "inet",
@@ -37,17 +38,20 @@ export function networkRules(wanted: NetworkRules): string {
     input: [
       "inet",
       "type filter hook input priority filter; policy accept;",
-      [`iifname ${bridge} ct state established,related accept`, ...open, `iifname ${bridge} drop`],
+      [
+        `iifname ${bridge} ct state established,related accept`,
+        // Loopback is routed to the bridge when machines have ports of it: it is not theirs for that.
+        `iifname ${bridge} ip daddr 127.0.0.0/8 drop`,
+        ...open,
+        `iifname ${bridge} drop`,
+      ],
     ],
-    prerouting: [
-      "inet",
-      "type nat hook prerouting priority dstnat; policy accept;",
-      ["fib daddr type local dnat ip to meta l4proto . th dport map @host_ports"],
-    ],
+    prerouting: ["inet", "type nat hook prerouting priority dstnat; policy accept;", forwards],
     output: [
       "inet",
       "type nat hook output priority -100; policy accept;",
-      ["ip daddr != 127.0.0.0/8 fib daddr type local dnat ip to meta l4proto . th dport map @host_ports"],
+      // The host's own loopback is its programs': of that, machines have what they ask for by address.
+      [forwards[0]!, `ip daddr != 127.0.0.0/8 ${forwards[1]!}`],
     ],
     postrouting: [
       "inet",
@@ -55,6 +59,7 @@ export function networkRules(wanted: NetworkRules): string {
       [
         `ip saddr ${cidr} oifname != ${bridge} masquerade`,
         `ip saddr ${cidr} ip daddr ${cidr} oifname ${bridge} ct status dnat masquerade`,
+        `ip saddr 127.0.0.0/8 oifname ${bridge} masquerade`,
       ],
     ],
   };
@@ -64,7 +69,9 @@ export function networkRules(wanted: NetworkRules): string {
     `delete table bridge ${table}`,
     senderTable(table).trim(),
     `add table inet ${table}`,
-    `add map inet ${table} host_ports { type inet_proto . inet_service : ipv4_addr . inet_service; }`,
+    ...HOST_PORT_MAPS.map(
+      (map) => `add map inet ${table} ${map} { type ${KEYS[map].type} : ipv4_addr . inet_service; }`,
+    ),
   ];
   for (const [name, [family, hook, rules]] of Object.entries(chains)) {
     lines.push(`add chain ${family} ${table} ${name} { ${hook} }`, `flush chain ${family} ${table} ${name}`);
@@ -73,7 +80,16 @@ export function networkRules(wanted: NetworkRules): string {
   return `${lines.join("\n")}\n`;
 }
 
-/** Of the map of host ports: `tcp . 8080` -> `10.99.0.2 . 80`. */
+/** Of ports of one address alone, and of ports of all: which of them is asked first. */
+export const HOST_PORT_MAPS = ["host_ports_at", "host_ports"] as const;
+
+const KEYS: Record<(typeof HOST_PORT_MAPS)[number], { type: string; of: string }> = {
+  host_ports_at: { type: "ipv4_addr . inet_proto . inet_service", of: "ip daddr . meta l4proto . th dport" },
+  host_ports: { type: "inet_proto . inet_service", of: "meta l4proto . th dport" },
+};
+
+/** `tcp . 8080`, or `127.0.0.1 . tcp . 8080` -> `10.99.0.2 . 80`. */
 export function hostPortRule(verb: "add" | "delete", table: string, key: string, target: string): string {
-  return `${verb} element inet ${table} host_ports { ${key} : ${target} }\n`;
+  const map = key.split(" . ").length === 3 ? "host_ports_at" : "host_ports";
+  return `${verb} element inet ${table} ${map} { ${key} : ${target} }\n`;
 }

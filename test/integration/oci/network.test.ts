@@ -1,11 +1,12 @@
 import { spawn } from "node:child_process";
 import { once } from "node:events";
 import { existsSync } from "node:fs";
-import { mkdtemp, readdir } from "node:fs/promises";
+import { mkdtemp, readdir, writeFile } from "node:fs/promises";
 import { createSocket } from "node:dgram";
-import { createServer } from "node:net";
+import { connect, createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { text } from "node:stream/consumers";
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from "vitest";
 import { run } from "../../../providers/local/host/command.ts";
 import { HostNetwork, type Attachment, type NetworkOptions } from "../../../providers/local/network/network.ts";
@@ -155,6 +156,57 @@ describe.skipIf(missing !== undefined)("machine network", () => {
     abort.abort();
     await serving;
     await outside.remove();
+  });
+
+  test("ports of one address lead to the machine that has that one, from this host and from loopback", async () => {
+    const abort = new AbortController();
+    const serve = async (id: string) => {
+      const machine = await network.attachNamespace(id);
+      const script = `require("net").createServer(s=>s.on("error",()=>{}).end("${id}")).listen(8080,"0.0.0.0")`;
+      const serving = run("nsenter", [`--net=${machine.netns}`, process.execPath, "-e", script], {
+        signal: abort.signal,
+      }).catch(() => undefined);
+      await expect.poll(() => reaches(machine, "127.0.0.1", 8080), { timeout: 5000 }).toBe(true);
+      return { serving, gateway: machine.gateway };
+    };
+    const machines = [await serve("a"), await serve("b"), await serve("c")];
+    const [{ gateway }] = machines as [(typeof machines)[0]];
+    const port = { port: 8080, protocol: "tcp" as const, host_port: 23_127 };
+    const own = "127.0.0.5";
+    await network.openHostPorts("a", [{ ...port, host_ip: own }]);
+    await network.openHostPorts("b", [{ ...port, host_ip: gateway }]);
+    await expect(network.openHostPorts("c", [port])).rejects.toMatchObject({ code: "conflict" });
+    const answer = async (host: string) => await text(connect(23_127, host));
+    expect([await answer(own), await answer(gateway)]).toEqual(["a", "b"]);
+    await expect(answer("127.0.0.1")).rejects.toMatchObject({ code: "ECONNREFUSED" });
+    await network.detach("a");
+    await network.openHostPorts("c", [{ ...port, host_ip: own }]);
+    expect(await answer(own)).toBe("c");
+    const routed = `/proc/sys/net/ipv4/conf/${options.bridge}/route_localnet`;
+    await writeFile(routed, "0");
+    expect(await network.heal()).toBe(`host port ${own} . tcp . 23127`);
+    expect(await answer(own)).toBe("c");
+    abort.abort();
+    await Promise.all(machines.map(({ serving }) => serving));
+  });
+
+  test("a machine does not reach this host's loopback, although machines have ports of it", async () => {
+    const server = await listener("127.0.0.1");
+    const open = new HostNetwork({ ...options, openHostPorts: [server.port] });
+    const machine = await open.attachNamespace("a");
+    await open.openHostPorts("a", [{ port: 80, protocol: "tcp", host_port: 23_128, host_ip: "127.0.0.1" }]);
+    // What a hostile machine would do: the host's loopback by way of the bridge.
+    await inside(machine, "sysctl", "-qw", "net.ipv4.conf.all.route_localnet=1");
+    for (const change of [
+      ["address", "delete", "127.0.0.1/8", "dev", "lo"],
+      ["route", "add", "127.0.0.0/8", "via", machine.gateway, "dev", "eth0", "src", machine.address],
+    ])
+      await inside(machine, "ip", ...change);
+    expect(await reaches(machine, "127.0.0.1", server.port)).toBe(false);
+    await server.close();
+    open.close();
+    network = new HostNetwork(options);
+    await network.ensure();
   });
 
   test("a port that a service of this host has is not a machine's, and the service goes on", async () => {

@@ -2,6 +2,7 @@
 import { createSocket } from "node:dgram";
 import { once } from "node:events";
 import { createServer, type AddressInfo } from "node:net";
+import { networkInterfaces } from "node:os";
 import { afterEach, beforeEach, describe, expect, test } from "vitest";
 import {
   DEFAULT_HOST_PORTS,
@@ -32,7 +33,15 @@ describe("host ports that a machine asks for", () => {
     ["the backend's own", [port(8080)], "unsupported", "containers.ports.host_port"],
     ["the backend's own, as UDP", [port(8080, { protocol: "udp" })], "unsupported", "containers.ports.host_port"],
     ["the same twice", [port(2000), port(2000, { port: 81 })], "invalid", "containers.ports.host_port"],
-    ["an address of its choice", [port(2000, { host_ip: "10.0.0.1" })], "unsupported", "containers.ports.host_ip"],
+    ["of another's address", [port(2000, { host_ip: "192.0.2.77" })], "unsupported", "containers.ports.host_ip"],
+    ["of an IPv6 address", [port(2000, { host_ip: "::1" })], "unsupported", "containers.ports.host_ip"],
+    ["of what is no address", [port(2000, { host_ip: "localhost" })], "unsupported", "containers.ports.host_ip"],
+    [
+      "the same of one address and of all",
+      [port(2000, { host_ip: "127.0.0.1" }), port(2000, { port: 81 })],
+      "invalid",
+      "containers.ports.host_port",
+    ],
     [
       "more than a machine may",
       Array.from({ length: 129 }, (_, index) => port(2000 + index)),
@@ -46,6 +55,13 @@ describe("host ports that a machine asks for", () => {
     const own = { allowed: ["80", "30000-30010"], reserved: [] };
     expect(() => requireHostPorts(machine(port(80), port(30_010)), own)).not.toThrow();
     expect(() => requireHostPorts(machine(port(30_011)), own)).toThrow("engine.network.hostPorts: 80, 30000-30010");
+  });
+  test("the same number may be had of several addresses of this host", () => {
+    const own = Object.values(networkInterfaces())
+      .flatMap((all) => all ?? [])
+      .filter(({ family }) => family === "IPv4")
+      .map(({ address }) => port(2000, { host_ip: address }));
+    expect(() => requireHostPorts(machine(...own, port(2000, { host_ip: "127.0.0.7" })), policy)).not.toThrow();
   });
   test("the same number may be had for TCP and for UDP", () =>
     expect(() => requireHostPorts(machine(port(2000), port(2000, { protocol: "udp" })), policy)).not.toThrow());
@@ -98,6 +114,24 @@ describe("a port that is held", () => {
     await expect(later).rejects.toMatchObject({ code: "EADDRINUSE" });
     holders.release("m");
     await expect.poll(() => holders.take("other", [{ protocol, host_port: free }])).toBeUndefined();
+  });
+  test.each(["tcp", "udp"] as const)("of one address leaves those of others to others: %s", async (protocol) => {
+    const { port: free } = await (async () => {
+      await using service = await listen("0.0.0.0");
+      return { port: service.port };
+    })();
+    const at = (host_ip?: string) => [{ protocol, host_port: free, host_ip }];
+    await holders.take("a", at("127.0.0.1"));
+    await holders.take("b", at("127.0.0.2"));
+    for (const taken of [at("127.0.0.2"), at(), at("0.0.0.0")])
+      await expect(holders.take("c", taken)).rejects.toEqual(conflict("in use by another machine"));
+    holders.release("a");
+    await holders.take("c", at("127.0.0.1"));
+  });
+  test("of one address is not one that a service of this host has on all", async () => {
+    await using service = await listen("0.0.0.0");
+    const asked = [{ protocol: "tcp" as const, host_port: service.port, host_ip: "127.0.0.1" }];
+    await expect(holders.take("m", asked)).rejects.toEqual(conflict("in use by this host"));
   });
   test("is one machine's: of two that ask at once, one has it", async () => {
     await using service = await listen("0.0.0.0");
