@@ -10,7 +10,7 @@ import { startCluster, type Cluster } from "../../e2e/harness/cluster.ts";
 import { must, waitFor } from "../../e2e/harness/wait.ts";
 import { type ContainerEngine, engineOnThisHost } from "../../support/engines.ts";
 import { startRegistry, type TestRegistry } from "../../support/registry.ts";
-import { hostAddress } from "./namespaces.ts";
+import { hostAddress, hostAddresses } from "./namespaces.ts";
 
 export const nodeNames = ["node-a", "node-b"] as const;
 
@@ -18,6 +18,15 @@ const machineCidr = "10.99.0.0/16";
 const dnsAddress = "10.96.0.10";
 const clusterDomain = "cluster.local";
 const registryPort = 5001;
+const kubeletPort = 10_250;
+/** Where tests look for the registry that they run in a pod on the node's network. */
+const podRegistry = "localhost:5000";
+const HOST_ENGINES: readonly ContainerEngine[] = ["cri"];
+
+/** Whether an engine gives pods the host, where its owner lets it. */
+export function hasHostAccess(engine: ContainerEngine): boolean {
+  return HOST_ENGINES.includes(engine);
+}
 
 export interface Environment extends AsyncDisposable {
   cluster: Cluster;
@@ -64,11 +73,13 @@ export async function startEnvironment({ engine = "oci", node = {} }: Environmen
         type: engine,
         // Every container of a VM is alone with its kernel: there is nothing to allow.
         ...(engine === "vm" ? {} : { allowPrivileged: true }),
-        network: { cidr: machineCidr, openHostPorts: [apiPort, 53] },
-        images: { parallelPulls: 4, insecureRegistries: [registry.host] },
+        ...(hasHostAccess(engine) ? { host: { namespaces: ["*"] } } : {}),
+        network: { cidr: machineCidr, openHostPorts: [apiPort, 53, kubeletPort] },
+        images: { parallelPulls: 4, insecureRegistries: [registry.host, podRegistry] },
       },
     });
-    for (const nodeName of nodeNames) {
+    for (const [index, nodeName] of nodeNames.entries()) {
+      const address = hostAddresses[index]!;
       await startAgent({
         sandbox: cluster.sandbox,
         kubeconfig: await cluster.userKubeconfig(`system:node:${nodeName}`, ["system:nodes"]),
@@ -77,10 +88,10 @@ export async function startEnvironment({ engine = "oci", node = {} }: Environmen
         provider: backend.provider,
         node: {
           taints: [],
-          addresses: [hostAddress],
+          addresses: [address],
           capacity: { cpu: "16", memory: "32Gi", pods: "110", "ephemeral-storage": "100Gi" },
           // A node's own credentials may not read it from kube-system.
-          kubelet: { clientCAFile: cluster.caFile },
+          kubelet: { clientCAFile: cluster.caFile, address, port: kubeletPort },
           dns: { clusterDns: [dnsAddress], clusterDomain },
           ...node,
         },
@@ -115,6 +126,8 @@ async function startKubeProxy({ sandbox, userKubeconfig }: Cluster): Promise<voi
     "--proxy-mode=nftables",
     `--cluster-cidr=${machineCidr}`,
     `--hostname-override=${nodeNames[0]}`,
+    // It is the other node's as well.
+    `--nodeport-addresses=${hostAddresses.map((address) => `${address}/32`).join(",")}`,
     // Zero: leave the host's limits of connection tracking alone.
     "--conntrack-max-per-core=0",
     "--conntrack-tcp-timeout-established=0",

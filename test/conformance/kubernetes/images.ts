@@ -3,15 +3,24 @@
  * programs of this host (Debian). Stand-ins, none of which a test can tell from the original by what it does:
  *
  * - `nginx` serves an empty page on port 80 with agnhost; the tests only want another image that goes on running;
+ * - `sample-apiserver` is of the release that the suite is of, where the original is older: that old ones are served by
+ *   newer API servers is Kubernetes' promise and none of a node's;
  * - `kitten` says that it is Alpine Linux, as the original, because the test of image volumes looks for those words.
  */
 import { readFile, realpath } from "node:fs/promises";
 import { basename, dirname, join } from "node:path";
 import { findTool } from "../../../providers/local/host/command.ts";
-import { buildAgnhost, buildNonewprivs, kubernetesSource } from "../../e2e/harness/build.ts";
+import {
+  buildAgnhost,
+  buildEtcd,
+  buildNonewprivs,
+  buildSampleApiServer,
+  kubernetesSource,
+} from "../../e2e/harness/build.ts";
 import { cacheKey, cached } from "../../e2e/harness/cache.ts";
 import { runCommand } from "../../e2e/harness/exec.ts";
 import { busyboxImage, type TarEntry, type TestImage, type TestRegistry } from "../../support/registry.ts";
+import { registryFiles } from "./registry-files.ts";
 
 const SOURCES = "registry.k8s.io";
 
@@ -63,6 +72,8 @@ const RECIPES: Readonly<Record<string, () => Promise<TestImage>>> = {
       [...users([]), ...(await hostPrograms(["bash"])), { path: "usr/bin/sh", type: "symlink", link: "/usr/bin/bash" }],
       { Cmd: ["sh"] },
     ),
+  etcd: () => programImage("usr/local/bin/etcd", buildEtcd()),
+  "sample-apiserver": () => programImage("sample-apiserver", buildSampleApiServer(), ["/sample-apiserver"]),
   nginx: async () => agnhostImage({ Cmd: ["/agnhost", "test-webserver"] }),
   kitten: () => pictureImage("kitten", [{ path: "etc/os-release", content: 'NAME="Alpine Linux"\nID=alpine\n' }]),
   nautilus: () => pictureImage("nautilus"),
@@ -76,21 +87,26 @@ const RECIPES: Readonly<Record<string, () => Promise<TestImage>>> = {
       { Cmd: ["nnp"] },
     ),
   nonroot: async () => busyboxImage(users([]), { Cmd: ["sh"], User: "1234" }),
-  pause: async () => ({
-    layers: [[{ path: "pause", content: await readFile(await buildPause()), mode: 0o755 }]],
-    config: { Entrypoint: ["/pause"], User: "65535:65535" },
-  }),
+  pause: pauseImage,
   "glibc-dns-testing": async () =>
     busyboxImage([...users([]), ...(await hostPrograms(["bash", "getent", "hostname", ...networkPrograms]))], {
       Cmd: ["sleep", "3600"],
     }),
 };
 
+async function pauseImage(): Promise<TestImage> {
+  return {
+    layers: [[{ path: "pause", content: await readFile(await buildPause()), mode: 0o755 }]],
+    config: { Entrypoint: ["/pause"], User: "65535:65535" },
+  };
+}
+
 async function agnhostImage(
   config: NonNullable<TestImage["config"]>,
   extra: readonly TarEntry[] = [],
 ): Promise<TestImage> {
   const porter = await kubernetesSource("test/images/agnhost/porter");
+  const served = registryFiles("pause", "testing", await pauseImage());
   return busyboxImage(
     [
       ...users(
@@ -102,6 +118,8 @@ async function agnhostImage(
       { path: "agnhost-2", type: "symlink", link: "agnhost" },
       { path: "localhost.crt", content: await readFile(join(porter, "localhost.crt")) },
       { path: "localhost.key", content: await readFile(join(porter, "localhost.key")) },
+      ...folders(parentsOf(served.map(({ path }) => path))),
+      ...served,
       ...(await hostPrograms(["bash", "curl", "ss", "ipcs", "getent", ...networkPrograms])),
       // The image's own shell runs the programs beside it. Debian's busybox has applets of their names in itself, and
       // `nc` there knows no `-t`.
@@ -117,6 +135,15 @@ async function pictureImage(name: string, extra: readonly TarEntry[] = []): Prom
   const html = await kubernetesSource(`test/images/${name}/html`);
   const files = [`${name}.jpg`, "data.json"].map(async (path) => ({ path, content: await readFile(join(html, path)) }));
   return agnhostImage({ Entrypoint: ["/agnhost"], Cmd: ["test-webserver"] }, [...(await Promise.all(files)), ...extra]);
+}
+
+/** Nothing but a program that is linked statically. */
+async function programImage(path: string, program: Promise<string>, entrypoint?: string[]): Promise<TestImage> {
+  const content = await readFile(await program);
+  return {
+    layers: [[...folders(parentsOf([path])), { path, content, mode: 0o755 }]],
+    config: entrypoint === undefined ? {} : { Entrypoint: entrypoint },
+  };
 }
 
 /** /etc/passwd and /etc/group as in the image `busybox`, and what the image adds. */

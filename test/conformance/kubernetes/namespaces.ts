@@ -10,8 +10,11 @@ import type { HostFacts } from "./specs.ts";
 
 const INSIDE = "VMLET_CONFORMANCE_INSIDE";
 
-/** The host's address in its network; machines reach the API server and the DNS server by it. From RFC 5737. */
-export const hostAddress = "192.0.2.10";
+/** The host's addresses in its network, of RFC 5737: each node has one, as if it had a host to itself. */
+export const hostAddresses = ["192.0.2.10", "192.0.2.11"] as const;
+
+/** Machines reach the API server and the DNS server by it. */
+export const hostAddress = hostAddresses[0];
 
 export const serviceCidr = "10.96.0.0/16";
 
@@ -48,7 +51,7 @@ export async function runInside(): Promise<number> {
 }
 
 /** To be called once, inside: /sys of this network, an empty folder of network namespaces, and an address for the host. */
-export async function setUp(): Promise<HostFacts> {
+export async function setUp(): Promise<Pick<HostFacts, "dummyLinks">> {
   const cgroups = "/mnt";
   await runCommand("mount", ["--rbind", "/sys/fs/cgroup", cgroups]);
   await runCommand("mount", ["-t", "sysfs", "sysfs", "/sys"]);
@@ -61,7 +64,7 @@ export async function setUp(): Promise<HostFacts> {
       "link set lo up",
       // Not every kernel has dummy links; of a pair, the other end just lies there.
       "link add host0 type veth peer name host1",
-      `address add ${hostAddress}/24 dev host0`,
+      ...hostAddresses.map((address) => `address add ${address}/24 dev host0`),
       "link set host0 up",
       "link set host1 up",
       // A packet of the host itself needs a route before kube-proxy's rules see it.

@@ -72,13 +72,16 @@ export function merge(older: readonly Result[], newer: readonly Result[]): Resul
 }
 
 /** The table of a whole suite: what has no result is there as well, and why it has none. */
-export function complete(results: readonly Result[], { tagged }: Pick<Suite, "tagged">): Result[] {
+export function complete(
+  results: readonly Result[],
+  { tagged, host }: Pick<Suite, "tagged"> & { host: HostFacts },
+): Result[] {
   const known = new Set(results.filter(({ outcome }) => outcome !== "not run").map(({ name }) => name));
   const others = tagged
     .filter(({ name }) => !known.has(name))
     .map((spec): Result => {
       const { name, group } = spec;
-      const design = leftOut(spec, { dummyLinks: true });
+      const design = leftOut(spec, host);
       if (design !== undefined) return { name, group, outcome: "left out", seconds: 0, reason: design };
       return { name, group, outcome: "not run", seconds: 0, reason: notRunReason(spec) };
     });

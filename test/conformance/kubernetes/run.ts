@@ -22,7 +22,7 @@ import { kubectlBinary } from "../../e2e/harness/binaries.ts";
 import { buildKubernetesSuite, kubernetesVersion } from "../../e2e/harness/build.ts";
 import { runCommand } from "../../e2e/harness/exec.ts";
 import { chosenEngine, parseEngine } from "../../support/engines.ts";
-import { startEnvironment, type Environment } from "./environment.ts";
+import { hasHostAccess, startEnvironment, type Environment } from "./environment.ts";
 import { pushImages, repositoryList } from "./images.ts";
 import { isInside, runInside, setUp } from "./namespaces.ts";
 import { complete, fromMarkdown, merge, resultsOf, summary, toMarkdown, type Result } from "./report.ts";
@@ -57,6 +57,7 @@ const { values: options } = parseArgs({
 });
 const SUITE_FILE = "specs.json";
 const engine = parseEngine(options.engine);
+const hostAccess = hasHostAccess(engine);
 /** Where `--within` looks up how long a test takes, whatever the engine: the whole suite is run on engine oci. */
 const knownResults = join(import.meta.dirname, "../RESULTS.md");
 const resultsFile = engine === "oci" ? knownResults : join(import.meta.dirname, `../RESULTS-${engine}.md`);
@@ -65,7 +66,7 @@ if (options.table) {
   await writeTable([], await suiteReport(await mkdtemp(join(tmpdir(), "vmlet-conformance-table-"))));
 } else if (options.list) {
   for (const spec of await chosen(await mkdtemp(join(tmpdir(), "vmlet-conformance-list-"))))
-    console.log(`${spec.group}\t${leftOut(spec, { dummyLinks: true }) ? "-" : "+"}\t${spec.name}`);
+    console.log(`${spec.group}\t${leftOut(spec, { dummyLinks: true, hostAccess }) ? "-" : "+"}\t${spec.name}`);
 } else if (isInside()) {
   process.exitCode = await main();
 } else {
@@ -77,7 +78,7 @@ async function main(): Promise<number> {
   console.log(`logs: ${reportDir}`);
   const specs = await chosen(reportDir);
   const suite = await readReport(join(reportDir, SUITE_FILE));
-  const host = await setUp();
+  const host = { ...(await setUp()), hostAccess };
   const abort = new AbortController();
   process.once("SIGINT", () => abort.abort());
   await using environment = await startEnvironment({ engine });
@@ -120,7 +121,8 @@ async function main(): Promise<number> {
 
 async function writeTable(newer: readonly Result[], report: GinkgoReport): Promise<void> {
   const suite = suiteOf(report);
-  const all = complete(merge(await lastResults(resultsFile), newer), suite);
+  const host = { dummyLinks: true, hostAccess };
+  const all = complete(merge(await lastResults(resultsFile), newer), { ...suite, host });
   await writeFile(resultsFile, toMarkdown(all, { kubernetes: kubernetesVersion, engine, untagged: suite.untagged }));
 }
 

@@ -119,44 +119,50 @@ export function wasRun({ LeafNodeType, State, Failure }: SpecReport): boolean {
   return LeafNodeType === "It" && State !== "interrupted" && (State !== "skipped" || (Failure?.Message ?? "") !== "");
 }
 
+/** What a host, or the engine on it, may lack. */
+export interface HostFacts {
+  /** The kernel has links of type dummy. */
+  dummyLinks: boolean;
+  /** The engine gives pods the host's network and files, where its owner lets it. */
+  hostAccess: boolean;
+}
+
 /**
- * What no node can pass whose pods are machines of their own. More work would not change it; what more work would change
- * is not left out but fails.
+ * What cannot be passed without something that not every host or engine has. More work would not change it; what more
+ * work would change is not left out but fails.
  */
-const BY_DESIGN: readonly { pattern: RegExp; reason: string }[] = [
+const LEFT_OUT: readonly { pattern: RegExp; fact: keyof HostFacts; reason: string }[] = [
   {
     pattern: /KubeletManagedEtcHosts|if pod uses host network|when hostNetwork is enabled/,
+    fact: "hostAccess",
     reason: "starts a pod with hostNetwork: a machine has a network of its own, and never the node's",
   },
   {
     pattern: /when running a container with a new image/,
+    fact: "hostAccess",
     reason: "its registry is a pod with hostNetwork, reached as localhost:5000 of the node",
   },
   {
     pattern: /\] HostPath should/,
+    fact: "hostAccess",
     reason: "mounts the node's own folders: there is no node behind the machines whose folders these would be",
   },
   {
     pattern: /\] Job should allow to use (the|a) pod failure policy/,
+    fact: "hostAccess",
     reason:
       "its pods leave marks for each other in a folder of the node (hostPath): no machine sees what another one writes",
   },
   {
     pattern: /\] HostPort validates/,
+    fact: "hostAccess",
     reason: "its client is a pod with hostNetwork, which speaks with the node's own address",
   },
   {
     pattern: /Granular Checks: Pods should function for node-pod communication/,
+    fact: "hostAccess",
     reason: "its client is a pod with hostNetwork: a machine has a network of its own, and never the node's",
   },
-];
-
-/** What the kernel of this host may lack. */
-export interface HostFacts {
-  dummyLinks: boolean;
-}
-
-const BY_HOST: readonly { pattern: RegExp; fact: keyof HostFacts; reason: string }[] = [
   {
     pattern: /PrivilegedPod/,
     fact: "dummyLinks",
@@ -164,12 +170,9 @@ const BY_HOST: readonly { pattern: RegExp; fact: keyof HostFacts; reason: string
   },
 ];
 
-/** Why the spec cannot be passed, by design or on this host; undefined when it is to be run. */
+/** Why the spec cannot be passed on this host by this engine; undefined when it is to be run. */
 export function leftOut({ name }: Spec, host: HostFacts): string | undefined {
-  return (
-    BY_DESIGN.find(({ pattern }) => pattern.test(name)) ??
-    BY_HOST.find(({ pattern, fact }) => pattern.test(name) && !host[fact])
-  )?.reason;
+  return LEFT_OUT.find(({ pattern, fact }) => pattern.test(name) && !host[fact])?.reason;
 }
 
 /** A value of `--ginkgo.focus` that matches these specs and no others. Ginkgo puts the suite's description before the name. */

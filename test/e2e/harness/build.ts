@@ -10,6 +10,7 @@ export const controlPlaneModule = join(import.meta.dirname, "../controlplane");
 export const virtualKubeletModule = join(import.meta.dirname, "../virtual-kubelet");
 export const kubernetesModule = join(import.meta.dirname, "../kubernetes");
 export const corednsModule = join(import.meta.dirname, "../coredns");
+export const sampleApiServerModule = join(import.meta.dirname, "../sample-apiserver");
 export const containerdModule = join(import.meta.dirname, "../containerd");
 export const runcModule = join(import.meta.dirname, "../runc");
 export const csiModule = join(import.meta.dirname, "../csi");
@@ -122,6 +123,28 @@ export function buildCoreDns(): Promise<string> {
     sources: [],
     args: ["build", "-trimpath", "-ldflags", "-s -w"],
     target: "github.com/coredns/coredns",
+  });
+}
+
+/** Kubernetes' sample of an API server of one's own, which its test of the aggregator runs in a pod. */
+export function buildSampleApiServer(): Promise<string> {
+  return buildGo({
+    name: "sample-apiserver",
+    module: sampleApiServerModule,
+    sources: [],
+    args: ["build", "-trimpath", "-ldflags", "-s -w"],
+    target: "k8s.io/sample-apiserver",
+  });
+}
+
+/** etcd by itself, for an image: that of the control plane is a part of its program. */
+export function buildEtcd(): Promise<string> {
+  return buildGo({
+    name: "etcd",
+    module: controlPlaneModule,
+    sources: [],
+    args: ["build", "-trimpath", "-ldflags", "-s -w"],
+    target: "go.etcd.io/etcd/server/v3",
   });
 }
 
@@ -248,6 +271,8 @@ if (process.argv[1] !== undefined && basename(process.argv[1]) === "build.ts") {
     nonewprivs: buildNonewprivs,
     "kube-proxy": buildKubeProxy,
     coredns: buildCoreDns,
+    etcd: buildEtcd,
+    "sample-apiserver": buildSampleApiServer,
     containerd: buildContainerd,
     "containerd-shim": buildContainerdShim,
     runc: buildRunc,

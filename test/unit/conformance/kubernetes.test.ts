@@ -36,7 +36,7 @@ function specReport(over: Partial<SpecReport> = {}): SpecReport {
   };
 }
 
-const HOST = { dummyLinks: true };
+const HOST = { dummyLinks: true, hostAccess: true };
 
 const spec = selectSpecs([{ SpecReports: [specReport()] }])[0]!;
 
@@ -66,14 +66,15 @@ test("A spec without the tag is chosen when those are asked for", () => {
   expect(selectSpecs([{ SpecReports: [specReport({ LeafNodeLabels: [] })] }], { untagged: true })).toHaveLength(1);
 });
 
-test("A test that starts a pod on the node's network is left out with that reason", () => {
+test("A test that starts a pod on the node's network is left out where the engine does not give that", () => {
   const etcHosts = { ...spec, name: "[sig-node] KubeletManagedEtcHosts should test kubelet managed /etc/hosts file" };
-  expect(leftOut(etcHosts, HOST)).toContain("hostNetwork");
+  expect(leftOut(etcHosts, { ...HOST, hostAccess: false })).toContain("hostNetwork");
+  expect(leftOut(etcHosts, HOST)).toBeUndefined();
 });
 
 test("A test of something that the kernel lacks is left out only where it lacks it", () => {
   const privileged = { ...spec, name: "[sig-node] PrivilegedPod should enable privileged commands" };
-  expect(leftOut(privileged, { dummyLinks: false })).toContain("dummy");
+  expect(leftOut(privileged, { ...HOST, dummyLinks: false })).toContain("dummy");
   expect(leftOut(privileged, HOST)).toBeUndefined();
 });
 
@@ -105,7 +106,8 @@ test("The table names what has no result, whatever its group", () => {
   ];
   const suite = suiteOf([{ SpecReports: [specReport(), ...others] }]);
   const passed: Result = { name: spec.name, group: spec.group, outcome: "passed", seconds: 2, reason: "" };
-  const before = complete([passed], { tagged: [spec, ...suite.tagged] });
+  const host = { ...HOST, hostAccess: false };
+  const before = complete([passed], { tagged: [spec, ...suite.tagged], host });
   expect(before.map(({ name, outcome }) => [name, outcome])).toEqual([
     ["[sig-node] Pods a", "not run"],
     ["[sig-node] Pods b [HostPort] HostPort validates", "left out"],
@@ -113,7 +115,7 @@ test("The table names what has no result, whatever its group", () => {
     [spec.name, "passed"],
   ]);
   // What was not run and has gone from the suite is no longer named.
-  expect(complete(before, { tagged: [spec] }).map(({ outcome }) => outcome)).toEqual(["left out", "passed"]);
+  expect(complete(before, { tagged: [spec], host }).map(({ outcome }) => outcome)).toEqual(["left out", "passed"]);
 });
 
 test("Specs without the tags are counted by their groups, and are no lines of the table", () => {
