@@ -163,7 +163,11 @@ export class LocalVolumes {
       const found = torn.tryJson(join(this.#dir, id, "volume.json"), isVolumeRecord);
       if (found === undefined && !holdsFiles(this.path(id))) {
         // Nothing was told of it: its record comes before all else.
-        removeRemnant(join(this.#dir, id));
+        try {
+          removeRemnant(join(this.#dir, id));
+        } catch (thrown) {
+          logger.warn({ volume: id, err: thrown }, "Cannot remove what is left of a volume of which nothing was told");
+        }
         return [];
       }
       if (found !== undefined && found !== "torn") return [found];

@@ -72,6 +72,8 @@ const UNNAMED: VolumeClass = { name: "", sharing: "one" };
 export class VolumeBook implements VolumeProvider {
   readonly #options: VolumeBookOptions;
   readonly #records = new Map<string, VolumeRecord>();
+  /** Of which what is written may be another than what is known here. */
+  readonly #unsettled = new Set<string>();
   /** By volume: what is being done to it. Calls for one volume follow each other. */
   readonly #turns = new Map<string, Promise<unknown>>();
 
@@ -274,6 +276,7 @@ export class VolumeBook implements VolumeProvider {
   }
 
   #assertFree(claim: VolumeClaim, record: VolumeRecord, field: string): void {
+    this.#settle(record);
     const { id, state, zone, reservations, message } = record.volume;
     if (state !== "available")
       throw new ProviderError("unavailable", `volume ${id} is ${state}${message === undefined ? "" : `: ${message}`}`);
@@ -352,18 +355,48 @@ export class VolumeBook implements VolumeProvider {
       });
   }
 
-  /** The record with this changed, as saved. */
+  /** The record with this changed, as saved. @throws what `save` does: then it is as it was */
   #keep(record: VolumeRecord, change: Partial<VolumeRecord["volume"]>): VolumeRecord {
+    this.#settle(record);
     const before = record.volume;
+    const { id } = before;
     record.volume = { ...before, ...change, version: before.version + 1 };
     try {
       this.#options.save?.(record);
     } catch (thrown) {
       record.volume = before;
+      // Of a volume that is not known yet, a later life may tell, and who asked for it asks again.
+      if (this.#records.has(id)) this.#takeBack(record);
       throw thrown;
     }
-    this.#records.set(before.id, record);
+    this.#records.set(id, record);
     return record;
+  }
+
+  /** What could not be saved may have been written all the same: a later life would tell it. */
+  #takeBack(record: VolumeRecord): void {
+    this.#unsettled.add(record.volume.id);
+    try {
+      this.#settle(record);
+    } catch {
+      // Before it is used, then: until it is known what is written of it, nobody gets it.
+    }
+  }
+
+  /** Writes it down as it is known here. @throws what `save` does */
+  #settle(record: VolumeRecord): void {
+    const { id } = record.volume;
+    if (!this.#unsettled.has(id)) return;
+    const before = record.volume;
+    // Above what may be written, which has another content.
+    record.volume = { ...before, version: before.version + 2 };
+    try {
+      this.#options.save?.(record);
+      this.#unsettled.delete(id);
+    } catch (thrown) {
+      record.volume = before;
+      throw thrown;
+    }
   }
 
   /** Of an id that never was: its tombstone keeps a create away that is late. */

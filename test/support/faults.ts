@@ -12,8 +12,8 @@ import { onTestFinished } from "vitest";
 
 export type Errno = "ENOSPC" | "EDQUOT" | "EIO" | "EMFILE" | "ENFILE" | "ENOMEM" | "EAGAIN";
 
-/** What may fail. `flush` is fsync; `remove` is what frees room. */
-export type CallKind = "write" | "flush" | "read" | "remove" | "spawn";
+/** What may fail. `flush` is fsync; `look` asks what there is, without its content; `remove` is what frees room. */
+export type CallKind = "write" | "flush" | "open" | "read" | "look" | "remove" | "spawn";
 
 export interface FaultRule {
   kind: CallKind;
@@ -27,16 +27,23 @@ export interface FaultRule {
 }
 
 const SYNC: Record<Exclude<CallKind, "spawn">, readonly (keyof typeof fs)[]> = {
-  write: ["writeFileSync", "writeSync", "mkdirSync", "renameSync", "linkSync", "symlinkSync", "mkdtempSync"],
+  write: [
+    ...(["writeFileSync", "writeSync", "mkdirSync", "renameSync", "linkSync", "symlinkSync", "mkdtempSync"] as const),
+    ...(["chmodSync", "chownSync", "truncateSync"] as const),
+  ],
   flush: ["fsyncSync"],
+  open: ["openSync"],
   read: ["readFileSync", "readdirSync", "readSync"],
-  remove: ["rmSync", "unlinkSync"],
+  look: ["statSync", "lstatSync", "statfsSync", "readlinkSync", "realpathSync"],
+  remove: ["rmSync", "rmdirSync", "unlinkSync"],
 };
 const ASYNC: Record<Exclude<CallKind, "spawn">, readonly (keyof typeof promises)[]> = {
-  write: ["writeFile", "mkdir", "rename", "link", "symlink", "mkdtemp"],
+  write: ["writeFile", "mkdir", "rename", "link", "symlink", "mkdtemp", "chmod", "chown", "truncate"],
   flush: [],
+  open: ["open"],
   read: ["readFile", "readdir"],
-  remove: ["rm", "unlink"],
+  look: ["stat", "lstat", "statfs", "readlink"],
+  remove: ["rm", "rmdir", "unlink"],
 };
 
 /** Installed until the test ends. */
@@ -89,7 +96,7 @@ export class Faults {
       holder[name] = wrap(real) as typeof real;
       undo.push(() => (holder[name] = real));
     };
-    for (const kind of ["write", "flush", "read", "remove"] as const) {
+    for (const kind of ["write", "flush", "open", "read", "look", "remove"] as const) {
       for (const name of SYNC[kind])
         put(fs, name, (real) => (...args: never[]) => {
           const error = this.#errorFor(kind, name, String(args[0]));

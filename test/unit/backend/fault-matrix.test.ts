@@ -66,6 +66,10 @@ test.each<[CallKind, Errno, number]>([
   ["read", "EMFILE", 1],
   ["read", "ENFILE", 6],
   ["read", "ENOMEM", 2],
+  ["open", "EMFILE", 1],
+  ["open", "ENFILE", 4],
+  ["look", "ENOMEM", 1],
+  ["look", "EIO", 4],
   ["remove", "EIO", 1],
   ["remove", "EMFILE", 5],
 ])(

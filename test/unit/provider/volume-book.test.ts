@@ -302,3 +302,43 @@ function contentsThat(
     room: () => Promise.resolve(100 * GIB),
   };
 }
+
+describe("a change that cannot be saved, though it may have been written", () => {
+  /** Saves fail when they have written, so long as `isBroken`. */
+  function setupUnsure() {
+    const world = setup();
+    const disk = { isBroken: false };
+    const book = world.open({
+      save: (record) => {
+        world.saved.set(record.volume.id, structuredClone(record));
+        if (disk.isBroken) throw new Error("EIO");
+      },
+    });
+    return { ...world, disk, book };
+  }
+
+  test("is taken back before anybody gets the volume", async () => {
+    const { book, disk, open } = setupUnsure();
+    await book.create("disk", spec(), options);
+    disk.isBroken = true;
+    await expect(book.delete("disk", options)).rejects.toThrow("EIO");
+    expect(() => book.assertClaimable(machine({}))).toThrow("EIO");
+    disk.isBroken = false;
+    book.assertClaimable(machine({}));
+    const next = open();
+    expect(await next.get("disk", options)).toMatchObject({ state: "available" });
+    next.assertClaimable(machine({}));
+  });
+
+  test("is told under a version that no later life gives to something else", async () => {
+    const { book, disk, saved } = setupUnsure();
+    await book.create("disk", spec(), options);
+    disk.isBroken = true;
+    await expect(book.reserve("disk", "one", options)).rejects.toThrow("EIO");
+    const written = saved.get("disk")!.volume.version;
+    disk.isBroken = false;
+    const { version, reservations } = await book.reserve("disk", "two", options);
+    expect(reservations.map(({ name }) => name)).toEqual(["two"]);
+    expect(version).toBeGreaterThan(written);
+  });
+});
