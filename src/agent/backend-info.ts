@@ -60,6 +60,10 @@ export class BackendInfo {
       runtime: { name: reported?.name ?? this.#config.provider.type, version: reported?.version },
       capabilities: reported?.capabilities,
       runtimeHandlers: reported?.runtimeHandlers,
+      ...(reported &&
+        this.#capabilities.has("volumes.persistent") && {
+          volumes: { zone: reported.zone, count: reported.maxAttachedVolumes },
+        }),
       platform: nodePlatform({ reported, configured: this.#config, hostArchitecture: this.#hostArchitecture }),
     };
   }

@@ -51,7 +51,8 @@ export class NodeAgent {
     const server = await createKubelet(options, pods, own);
     // The last, because a Node says on which port its kubelet API is.
     const node = createNode(options, acting, backend, pods, server.port);
-    own.follow(node.controller.store);
+    own.follow(node.controller);
+    node.controller.store.onChange(({ object }) => pods.disks.nodeChanged(object));
     return new NodeAgent(options, { own, pods, server, node });
   }
 
@@ -88,6 +89,7 @@ export class NodeAgent {
     await Promise.all([
       this.#node.controller.run(linked).catch((thrown: unknown) => refused.abort(thrown)),
       this.#node.followCapacity(linked),
+      this.#pods.volumesInUse.run(linked),
       // The pods of a Node that is not ours belong to its own kubelet.
       this.#node.controller.claimed(linked).then(() => this.pods.act(linked)),
     ]);

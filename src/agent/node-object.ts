@@ -23,7 +23,7 @@ export function createNode(
   options: NodeAgentOptions,
   acting: Kube,
   backend: BackendInfo,
-  { controller: pods, provider }: NodePods,
+  { controller: pods, provider, volumesInUse }: NodePods,
   kubeletPort: number,
 ): NodeObject {
   const { node, events, clusterId, release, isReleaseElected, takeOver, clock, random, logger, metrics, version } =
@@ -61,6 +61,7 @@ export function createNode(
         (node.capacity === undefined ? ofBackend : withConditions(fixedCapacity(node.capacity), reported)).current(),
     },
     backend: healthOf(pods),
+    volumes: volumesInUse,
     metrics: {
       onRegistered: () => metrics.nodeRegistrations.inc(),
       onKubeletVersion: (version) => metrics.kubernetesBuildInfo.set({ git_version: version }, 1),

@@ -4,15 +4,18 @@ import type { NodeConfig } from "../config/schema.ts";
 import { isTerminal, uidOf } from "../kube/pod.ts";
 import type { Kube } from "../kube/kube.ts";
 import { AgentProber } from "../pods/agent-prober.ts";
+import { VolumesInUse } from "../node/volumes-in-use.ts";
 import { PodController } from "../pods/controller.ts";
 import { NodeAllocation } from "../podspec/admission/allocation.ts";
 import { parseMachineId } from "../podspec/machine-id.ts";
 import { PodRenderer } from "../podspec/pod-renderer.ts";
 import { ExecCredentials } from "../podspec/references/credential-provider.ts";
 import { withoutSecrets } from "../podspec/references/pod-secrets.ts";
+import { DISK_PREFIX, PodDisks } from "../podspec/references/disks.ts";
 import { ReferenceCache } from "../podspec/references/references.ts";
 import { TokenManager } from "../podspec/references/tokens.ts";
 import type { NodeFacts } from "../podspec/types.ts";
+import { csiNodeId } from "../provider/csi-names.ts";
 import { instrument } from "../provider/instrument.ts";
 import type { Provider } from "../provider/provider.ts";
 import { parseDuration } from "../resources/duration.ts";
@@ -30,6 +33,10 @@ export interface NodePods {
   provider: Provider;
   /** Runs probes where the backend does not; undefined where the agent may not. */
   prober: AgentProber | undefined;
+  /** Their persistent volumes. */
+  disks: PodDisks;
+  /** What the Node tells of them. */
+  volumesInUse: VolumesInUse;
   /** Ends the watches, renewals and probes that outlive single pods. */
   close(): void;
 }
@@ -50,10 +57,12 @@ export function createPods(options: NodeAgentOptions, acting: Kube, backend: Bac
   const onFailure = () => metrics.tokenFailures.inc();
   const tokens = new TokenManager({ kube: acting, clock, random, logger, onChange: changed, onFailure });
   const allocation = new NodeAllocation();
+  const { volumesInUse, disks } = createDisks(options, acting, own, changed);
   const renderer = new PodRenderer({
     kube: acting,
     references,
     tokens,
+    disks,
     node: () => own.current,
     facts: () => nodeFacts(options, own),
     backend: () => backend.forPods(),
@@ -109,12 +118,45 @@ export function createPods(options: NodeAgentOptions, acting: Kube, backend: Bac
     controller,
     provider,
     prober,
+    disks,
+    volumesInUse,
     close: () => {
       references.close();
       tokens.close();
+      disks.close();
       prober?.close();
     },
   };
+}
+
+/** Persistent volumes: what pods have of them, and what the Node tells of that. */
+function createDisks(
+  { node, provider, clusterId, clock, random, logger, metrics }: NodeAgentOptions,
+  acting: Kube,
+  own: OwnNode,
+  changed: (podUid: string) => void,
+): Pick<NodePods, "disks" | "volumesInUse"> {
+  const reservation = csiNodeId(clusterId, node.name);
+  const volumesInUse = new VolumesInUse({
+    provider: instrument(provider, metrics, clock),
+    reservation,
+    prefix: DISK_PREFIX,
+    clock,
+    random,
+    logger,
+    onChange: () => own.refresh(),
+    onTold: changed,
+  });
+  const disks = new PodDisks({
+    kube: acting,
+    nodeName: node.name,
+    reservation,
+    use: volumesInUse,
+    clock,
+    random,
+    onChange: changed,
+  });
+  return { volumesInUse, disks };
 }
 
 function nodeFacts({ node, clusterId }: NodeAgentOptions, own: OwnNode): NodeFacts {

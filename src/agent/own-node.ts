@@ -6,6 +6,7 @@ import { parseResourceList, type ResourceList } from "../resources/pod-resources
 export class OwnNode {
   readonly #name: string;
   #store: Store<Node> | undefined;
+  #refresh: () => void = () => undefined;
   /** Parsed once for each copy of the Node: every pod asks for it several times. */
   #parsed: { node: Node | undefined; allocatable: ResourceList } = { node: undefined, allocatable: new Map() };
 
@@ -13,9 +14,15 @@ export class OwnNode {
     this.#name = name;
   }
 
-  /** From now on, what `store` holds is the Node; before that there is none. */
-  follow(store: Store<Node>): void {
-    this.#store = store;
+  /** From now on, what its `store` holds is the Node; before that there is none. */
+  follow(controller: { store: Store<Node>; refresh: () => void }): void {
+    this.#store = controller.store;
+    this.#refresh = () => controller.refresh();
+  }
+
+  /** Has the Node's status written at once: something that it tells has changed. */
+  refresh(): void {
+    this.#refresh();
   }
 
   /** Undefined while it is not registered. */

@@ -78,6 +78,7 @@ export function nodePermissions(nodeName: string, needs: PermissionNeeds): Permi
     ),
   ];
   const permissions: Permission[] = [
+    ...(needs.mode === "direct" ? diskPermissions(nodeName) : []),
     core("create", "nodes", "the Node cannot be registered"),
     core("get", "nodes", "the Node's state cannot be read", { name: nodeName }),
     core("list", "nodes", "changes of the Node by others go unnoticed", ownNode),
@@ -126,6 +127,23 @@ export function nodePermissions(nodeName: string, needs: PermissionNeeds): Permi
   ];
   if (needs.csr) permissions.push(...SERVING_CERTIFICATE);
   return [...permissions, ...processPermissions(nodeName, needs)];
+}
+
+/** For a backend with volumes that outlive machines. */
+function diskPermissions(nodeName: string): Permission[] {
+  const purpose = "pods with persistent volumes stay Pending";
+  const storage = { group: "storage.k8s.io", name: nodeName };
+  return [
+    {
+      attributes: { verb: "get", resource: "persistentvolumeclaims", namespace: "default", name: "probe" },
+      exampleOf: "workloads" as const,
+      purpose,
+    },
+    { attributes: { verb: "get", resource: "persistentvolumes" }, purpose },
+    { attributes: { verb: "get", group: "storage.k8s.io", resource: "volumeattachments" }, purpose },
+    { attributes: { verb: "create", group: "storage.k8s.io", resource: "csinodes" }, purpose },
+    ...["get", "patch"].map((verb) => ({ attributes: { verb, resource: "csinodes", ...storage }, purpose })),
+  ].map((permission) => ({ ...permission, optional: true }));
 }
 
 const SERVING_CERTIFICATE: readonly Permission[] = ["create", "get"].map((verb) => ({

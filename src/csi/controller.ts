@@ -10,6 +10,7 @@
  *   write, so Kubernetes is told that a volume is detached only when it is.
  */
 import { Code, ConnectError, type HandlerContext } from "@connectrpc/connect";
+import { isNodeOf, ZONE_KEY } from "../provider/csi-names.ts";
 import { isProviderError } from "../provider/errors.ts";
 import { clusterPrefix, LABEL_CLUSTER } from "../provider/owner.ts";
 import type { Provider } from "../provider/provider.ts";
@@ -26,8 +27,7 @@ import {
   ControllerServiceCapability_RPC_Type as Rpc,
 } from "./api.gen.js";
 import { invalid } from "./errors.ts";
-import { isNodeOf } from "./node-id.ts";
-import { bytesOf, isVolumeId, sharingOf, specOf, unmetCapability, volumeIdOf, ZONE_KEY } from "./requests.ts";
+import { bytesOf, isVolumeId, sharingOf, specOf, unmetCapability, volumeIdOf } from "./requests.ts";
 
 const RPCS: readonly Rpc[] = [
   Rpc.CREATE_DELETE_VOLUME,

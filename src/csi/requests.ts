@@ -1,6 +1,7 @@
 /** What CSI's requests ask of a volume, in the Machine API's words. */
 import { createHash } from "node:crypto";
 import { Code, ConnectError } from "@connectrpc/connect";
+import { ZONE_KEY } from "../provider/csi-names.ts";
 import { clusterPrefix, LABEL_CLUSTER, LABEL_NAMESPACE } from "../provider/owner.ts";
 import type { ProviderInfo } from "../provider/provider.ts";
 import type { PersistentVolumeSpec, VolumeClass, VolumeMode } from "../provider/volume.ts";
@@ -13,8 +14,6 @@ import {
 } from "./api.gen.js";
 import { invalid } from "./errors.ts";
 
-/** Where machines of a backend are, in the labels of nodes and volumes. */
-export const ZONE_KEY = "topology.volumes.vmlet.dev/zone";
 /** Of a StorageClass, besides what the provisioner adds. */
 const CLASS_PARAMETER = "class";
 const PROVISIONER_PREFIX = "csi.storage.k8s.io/";

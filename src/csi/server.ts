@@ -6,6 +6,7 @@ import type { ConnectRouter, Interceptor } from "@connectrpc/connect";
 import { Code, ConnectError } from "@connectrpc/connect";
 import { connectNodeAdapter } from "@connectrpc/connect-node";
 import { removeStaleSocket } from "../http/listen.ts";
+import { CSI_DRIVER } from "../provider/csi-names.ts";
 import type { Logger } from "../telemetry/logger.ts";
 import {
   Controller,
@@ -16,7 +17,6 @@ import {
 import { type ControllerOptions, ControllerService } from "./controller.ts";
 import { csiError } from "./errors.ts";
 
-const DRIVER_NAME = "volumes.vmlet.dev";
 /** No request is longer: names, parameters, topologies. */
 const MAX_REQUEST_BYTES = 4 * 1024 * 1024;
 
@@ -71,7 +71,7 @@ export class CsiServer {
 
 function identityService({ provider, version }: CsiServerOptions) {
   return {
-    getPluginInfo: () => ({ name: DRIVER_NAME, vendorVersion: version }),
+    getPluginInfo: () => ({ name: CSI_DRIVER, vendorVersion: version }),
     async getPluginCapabilities(_request: unknown, { signal }: { signal: AbortSignal }) {
       const { zone } = await provider.getInfo({ signal });
       const services = [

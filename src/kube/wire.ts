@@ -6,14 +6,18 @@ import type {
   V1ConfigMap,
   V1Container,
   V1ContainerStatus,
+  V1CSINode,
   V1Lease,
   V1Node,
   V1ObjectMeta,
+  V1PersistentVolume,
+  V1PersistentVolumeClaim,
   V1Pod,
   V1PodCondition,
   V1PodStatus,
   V1Secret,
   V1Service,
+  V1VolumeAttachment,
 } from "@kubernetes/client-node";
 
 export type Wire<T> = T extends Date
@@ -41,6 +45,10 @@ export type Lease = DeepReadonly<Wire<V1Lease>>;
 export type ConfigMap = DeepReadonly<Wire<V1ConfigMap>>;
 export type Secret = DeepReadonly<Wire<V1Secret>>;
 export type Service = DeepReadonly<Wire<V1Service>>;
+export type PersistentVolumeClaim = DeepReadonly<Wire<V1PersistentVolumeClaim>>;
+export type PersistentVolume = DeepReadonly<Wire<V1PersistentVolume>>;
+export type VolumeAttachment = DeepReadonly<Wire<V1VolumeAttachment>>;
+export type CsiNode = DeepReadonly<Wire<V1CSINode>>;
 
 /** Anything that the API server stores. */
 export interface KubeObject {

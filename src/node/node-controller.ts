@@ -18,8 +18,10 @@ import type { Clock } from "../util/clock.ts";
 import { Pulse } from "../util/pulse.ts";
 import type { Random } from "../util/random.ts";
 import type { CapacitySource } from "./capacity.ts";
+import { CsiNodeWriter } from "./csi-node.ts";
 import { LEASE_DURATION_SECONDS, NodeLease } from "./lease.ts";
 import { NodeSpec } from "./node-spec.ts";
+import type { VolumesInUse } from "./volumes-in-use.ts";
 import type { BackendHealth, BackendReport, NodeDescription, NodeSettings } from "./settings.ts";
 import {
   RELEASE_ANNOTATION,
@@ -57,6 +59,8 @@ interface NodeControllerOptions {
   /** Whether it answers. */
   backend: BackendHealth;
   metrics?: NodeMetrics | undefined;
+  /** What the Node says of volumes that machines have; undefined: nothing. */
+  volumes?: Pick<VolumesInUse, "wanted" | "isNews" | "told"> | undefined;
 }
 
 // The kubelet's frequencies (nodeStatusUpdateFrequency, nodeStatusReportFrequency, fast status update).
@@ -99,6 +103,7 @@ export class NodeController {
   #isLeaving = false;
   #isGone = false;
   readonly #spec: NodeSpec;
+  readonly #csiNode: CsiNodeWriter;
 
   constructor(options: NodeControllerOptions) {
     this.#options = options;
@@ -107,6 +112,7 @@ export class NodeController {
     const warn = (reason: string, message: string) =>
       options.events.event(this.#reference(), "Warning", reason, message);
     this.#spec = new NodeSpec({ kube, logger, warn });
+    this.#csiNode = new CsiNodeWriter({ kube, clock, logger, warn });
     this.#reflector = new Reflector<Node>({
       kube,
       path: nodesPath(),
@@ -299,12 +305,17 @@ export class NodeController {
     this.#claimed.resolve();
     await this.#spec.write(current, settings, this.#isLeaving, signal);
 
-    const observation = this.#observe(version);
-    const status = nodeStatus(this.#description, current, observation, clock.now());
+    const { volumes } = this.#options;
+    const description = this.#description;
+    const volumesInUse = volumes?.wanted(current);
+    const observation = { ...this.#observe(version), volumesInUse };
+    const status = nodeStatus(description, current, observation, clock.now());
     const { patch, changed } = statusPatch(current, {
       status,
-      labels: nodeLabels(this.#description, current),
-      annotations: nodeAnnotations(settings, observation.capacity, current),
+      // A cached Node may be older than what was written last, and look like what is to be written.
+      mustTellVolumes: volumesInUse && volumes?.isNews(volumesInUse),
+      labels: nodeLabels(description, current),
+      annotations: nodeAnnotations(description, observation.capacity, current),
     });
     const now = clock.monotonic();
     if (changed || now >= this.#reportDueAt) {
@@ -313,7 +324,9 @@ export class NodeController {
       this.#reportDueAt = now + STATUS_REPORT_MS * (changed ? 0.5 + random() : 1);
     }
     for (const name of extendedNames(observation.capacity?.resources ?? {})) this.#reported.add(name);
+    if (volumesInUse !== undefined) volumes?.told(volumesInUse);
     this.#announce(current, status);
+    await this.#csiNode.write(current, description, signal);
   }
 
   /**

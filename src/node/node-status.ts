@@ -5,11 +5,12 @@
 import { createHash } from "node:crypto";
 import type { Node } from "../kube/wire.ts";
 import { ALL_CAPABILITIES } from "../provider/capabilities.ts";
+import { ZONE_KEY } from "../provider/csi-names.ts";
 import { Quantity } from "../resources/quantity.ts";
 import { rfc3339 } from "../util/clock.ts";
 import type { NodeCapacity } from "./capacity.ts";
 import { TAINTS_ANNOTATION, taintsRecord, wantedTaints } from "./node-spec.ts";
-import type { NodeDescription, NodeSettings, Platform } from "./settings.ts";
+import type { BackendReport, NodeDescription, NodeSettings, Platform } from "./settings.ts";
 
 /** Names the extended resources that we wrote into the status, so that we can tell them from other people's. */
 const OWNED_RESOURCES_ANNOTATION = "vmlet.dev/extended-resources";
@@ -84,6 +85,8 @@ export interface NodeObservation {
     | { state: "failing"; error: string; graceOver: boolean };
   /** Extended resources that this process has reported and that no longer exist: they become zero. */
   retired: readonly string[];
+  /** What machines have, or are to have; undefined: others' to tell. */
+  volumesInUse?: readonly string[] | undefined;
 }
 
 /** A UUID that depends on nothing but its input: a node's ids must not change when the agent restarts. */
@@ -178,12 +181,17 @@ export function nodeLabels(settings: NodeDescription, existing: Node | undefined
     // A cloud's load balancer cannot reach the machines through this node.
     "node.kubernetes.io/exclude-from-external-load-balancers": "true",
     ...capabilityLabels(settings, existing),
+    // Where volumes must be that its machines are to have.
+    ...(settings.volumes?.zone !== undefined && { [ZONE_KEY]: settings.volumes.zone }),
     ...labels,
   };
 }
 
+/** Without it the attach-detach controller attaches nothing to a node. */
+const ATTACHED_BY_CONTROLLER = { "volumes.kubernetes.io/controller-managed-attach-detach": "true" };
+
 export function nodeAnnotations(
-  settings: NodeSettings,
+  settings: NodeSettings & Pick<BackendReport, "volumes">,
   capacity: NodeCapacity | undefined,
   existing?: Node,
 ): Record<string, string> {
@@ -191,6 +199,7 @@ export function nodeAnnotations(
   // Where the Node's own differ, the record stays until they are written.
   const isTainted = existing === undefined || wantedTaints(existing, taints) === undefined;
   return {
+    ...(settings.volumes && ATTACHED_BY_CONTROLLER),
     ...annotations,
     ...(capacity && { [OWNED_RESOURCES_ANNOTATION]: extendedNames(capacity.resources).join(",") }),
     [OWNED_METADATA_ANNOTATIONS.labels]: Object.keys(labels).toSorted().join(","),
@@ -250,6 +259,7 @@ export function nodeStatus(
     daemonEndpoints: { kubeletEndpoint: { Port: settings.kubeletPort } },
     declaredFeatures: declaredFeatures(settings, existing),
     ...(handlers === undefined ? {} : { runtimeHandlers: handlers }),
+    ...(observation.volumesInUse && { volumesInUse: observation.volumesInUse }),
     nodeInfo: {
       machineID: uuid.replaceAll("-", ""),
       systemUUID: uuid,
@@ -414,11 +424,19 @@ function readyCondition({ backend, capacity }: NodeObservation, amounts: Resourc
  */
 export function statusPatch(
   current: Node,
-  desired: { status: Status; labels: ResourceMap; annotations: ResourceMap },
+  desired: {
+    status: Status;
+    labels: ResourceMap;
+    annotations: ResourceMap;
+    /** `current` is not to be believed about them. */
+    mustTellVolumes?: boolean | undefined;
+  },
 ): { patch: object; changed: boolean } {
   const before: Status = current.status ?? {};
   const { status } = desired;
   const fields = changedFields(before, status);
+  const wasTold = JSON.stringify(before.volumesInUse ?? []) === JSON.stringify(status.volumesInUse ?? []);
+  if (desired.mustTellVolumes === true || !wasTold) fields["volumesInUse"] = status.volumesInUse ?? [];
   const conditions = changedConditions(before.conditions ?? [], status.conditions ?? []);
   const metadata: Record<string, unknown> = {};
   for (const field of ["labels", "annotations"] as const) {

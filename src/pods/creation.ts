@@ -8,6 +8,7 @@ import type { Pod } from "../kube/wire.ts";
 import { daemonSetHeld, isDaemonSetPod } from "../podspec/admission/admission.ts";
 import type { PodEvent, Rendered } from "../podspec/types.ts";
 import { ProviderError } from "../provider/errors.ts";
+import type { MachineSpec } from "../provider/machine.ts";
 import type { PodMemory } from "./pod-memory.ts";
 import type { HeldCreate } from "./pod-record.ts";
 import type { Outcome } from "./reconciler-options.ts";
@@ -134,7 +135,7 @@ export class MachineCreation {
       if (!(thrown instanceof ProviderError)) throw thrown;
       hooks?.onCreate?.({ ok: false, code: thrown.code });
       if (thrown.unknownMachine !== undefined) throw thrown;
-      return await this.#failed(uid, pod, thrown, before, signal);
+      return await this.#failed(uid, pod, thrown, { before, spec: rendered.spec }, signal);
     }
   }
 
@@ -145,11 +146,23 @@ export class MachineCreation {
     uid: string,
     pod: Pod,
     error: ProviderError,
-    before: PodMemory,
+    { before, spec }: { before: PodMemory; spec: MachineSpec },
     signal: AbortSignal,
   ): Promise<Outcome | undefined> {
     const { records, event, machineId } = this.#context;
     const { message } = error;
+    const disk = diskAt(spec, error);
+    if (disk !== undefined) {
+      // It says that this create made nothing. The pod waits: its next one would want the same volume.
+      records.update(uid, { created: before.created, waiting: before.waiting });
+      const text = `MountVolume.SetUp failed for volume "${disk}" : ${message}`;
+      return this.#wait(uid, pod, {
+        kind: "wait",
+        waiting: new Map(),
+        unmountedVolumes: [disk],
+        events: [{ type: "Warning", reason: "FailedMount", message: text }],
+      });
+    }
     switch (error.code) {
       case "conflict": {
         // The id is taken by a machine of another spec: ours, made before something it refers to changed.
@@ -295,6 +308,13 @@ export class MachineCreation {
     record.held = held;
     return Math.min(held.retryAt - now, untilTimeout);
   }
+}
+
+/** The volume that outlives machines, by its name in the pod, because of which a create was refused. */
+function diskAt({ volumes = [] }: MachineSpec, { code, field }: ProviderError): string | undefined {
+  if (!["not_found", "in_use", "out_of_zone", "invalid"].includes(code)) return undefined;
+  const volume = volumes[Number(/^volumes\.(\d+)\./.exec(field ?? "")?.[1] ?? "-1")];
+  return volume?.type === "persistent" ? volume.name : undefined;
 }
 
 const STAYS_PENDING = (kind: string) => `The pod stays Pending, because its ${kind} would replace a failed one at once`;

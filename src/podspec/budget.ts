@@ -17,6 +17,8 @@ export const POD_LIMITS = {
   /** Init, main and ephemeral ones together; the Machine API takes no more of either kind. */
   containers: 1000,
   volumes: 1000,
+  /** Volumes by claims: each is read for with three requests, again and again until it is there. */
+  disks: 128,
   /** ConfigMaps and Secrets: each is read and watched. */
   references: 200,
   /** Of all ConfigMaps and Secrets together. */

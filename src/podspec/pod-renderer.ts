@@ -26,6 +26,7 @@ import { containerResources } from "./render/machine-resources.ts";
 import type { Backend, NodeFacts, PodEvent, References, MachineChange, Rendered } from "./types.ts";
 import { PodSecrets, saysSomething } from "./references/pod-secrets.ts";
 import { credentialsVersion, registryAuth, wouldLoseCredentials } from "./references/pull-secrets.ts";
+import type { PodDisks } from "./references/disks.ts";
 import { podReferences, type ReferenceCache } from "./references/references.ts";
 import { podShapeProblem, renderEphemeralContainers, renderMachineSpec, sandboxFailed } from "./render/render.ts";
 import { judgeResize } from "./admission/resize.ts";
@@ -39,6 +40,7 @@ export interface PodRendererOptions {
   kube: Kube;
   references: ReferenceCache;
   tokens: TokenManager;
+  disks: PodDisks;
   /** This node as the API server has it; undefined until it is registered. */
   node: () => Node | undefined;
   facts: () => NodeFacts;
@@ -57,6 +59,7 @@ export interface PodRendererOptions {
 /** After this many readings that each found something newer, the version may be older than what was read. */
 const READ_ROUNDS = 3;
 
+type Read = { ok: true; references: References; sources: string } | { ok: false; problem: string };
 type NotReady = Exclude<Rendered, { kind: "ready" }>;
 
 /**
@@ -105,7 +108,7 @@ export class PodRenderer {
       this.#options.runtimeHandlers ?? [],
     );
     if (!runtimeClass.ok) return wait(sandboxFailed(runtimeClass.message));
-    const read = await this.#read(pod, signal);
+    const read = await this.#readAll(pod, signal);
     if (!read.ok) return wait(sandboxFailed(read.problem));
     const { references, sources } = read;
     this.#secrets.learn(pod, references, sources);
@@ -222,7 +225,7 @@ export class PodRenderer {
         tell(events, {
           type: "Warning",
           reason: "FailedMount",
-          message: `MountVolume.SetUp failed for volume "${volume.name}" : ${rendered.message}`,
+          message: `MountVolume.SetUp failed for volume "${volume.name}" : ${rendered.message ?? ""}`,
         });
       }
     }
@@ -310,6 +313,7 @@ export class PodRenderer {
     this.#files.delete(podUid);
     this.#options.references.release(podUid);
     this.#options.tokens.release(podUid);
+    this.#options.disks.release(podUid);
   }
 
   /** Undefined when the pod may run. */
@@ -415,14 +419,19 @@ export class PodRenderer {
     return this.#options.backend().capabilities.has("volumes.files");
   }
 
+  /** As `#read`, with the pod's persistent volumes: a machine that is there has its own. */
+  async #readAll(pod: Pod, signal: AbortSignal): Promise<Read> {
+    const disks = await this.#options.disks.read(pod, signal).catch(overBudget);
+    if (typeof disks === "string") return { ok: false, problem: disks };
+    const read = await this.#read(pod, signal);
+    return read.ok ? { ...read, references: { ...read.references, disks } } : read;
+  }
+
   /**
    * Reads what the pod refers to and gets its tokens. `sources` is the version of exactly what is returned. Not `ok`
    * when that is more than one pod may have.
    */
-  async #read(
-    pod: Pod,
-    signal: AbortSignal,
-  ): Promise<{ ok: true; references: References; sources: string } | { ok: false; problem: string }> {
+  async #read(pod: Pod, signal: AbortSignal): Promise<Read> {
     const uid = uidOf(pod);
     const files = this.#hasFiles();
     this.#options.references.track(pod, podReferences(pod, { files }));

@@ -16,6 +16,8 @@ export const SUPPORTED_VOLUME_KINDS = [
   "emptyDir",
   "image",
   "hostPath",
+  "persistentVolumeClaim",
+  "ephemeral",
 ] as const;
 export type VolumeKind = (typeof SUPPORTED_VOLUME_KINDS)[number];
 
@@ -25,6 +27,11 @@ export function volumeKind(volume: PodVolume): string {
     Object.entries(volume).find(([key, value]) => key !== "name" && value !== undefined && value !== null)?.[0] ??
     "emptyDir"
   );
+}
+
+/** One that outlives machines: it has a claim, be it the pod's own. */
+export function isClaimVolume(volume: PodVolume): boolean {
+  return volume.persistentVolumeClaim !== undefined || volume.ephemeral !== undefined;
 }
 
 /** Volumes that a container mounts, uses as a block device or reads env from, with their indexes in the spec. */

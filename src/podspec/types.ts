@@ -4,12 +4,21 @@
  */
 import type { Capability } from "../provider/capabilities.ts";
 import type { MachinePatch, MachineSpec, ReservedCapabilities, RuntimeHandler } from "../provider/machine.ts";
+import type { VolumeClaim } from "../provider/volume.ts";
 import type { ConfigMap, Pod, Secret, Service } from "../kube/wire.ts";
 import type { ResourceList } from "../resources/pod-resources.ts";
 import type { InstanceTypeRule } from "./admission/instance-types.ts";
 
 /** A read of something named: there, said to be absent by the API server, or not known (anything else). */
 export type Lookup<T> = { kind: "found"; object: T } | { kind: "absent" } | { kind: "unknown"; message: string };
+
+/**
+ * A persistent volume of the pod, once its machine may have it. `message`: why not, in a kubelet's words; absent while
+ * nothing is wrong, and it is only not attached yet.
+ */
+export type DiskLookup =
+  | { kind: "found"; disk: Omit<VolumeClaim, "name"> }
+  | { kind: "waiting"; message?: string | undefined };
 
 /** What the pod refers to, all in its own namespace. A name that is missing from a map counts as not read yet. */
 export interface References {
@@ -19,6 +28,8 @@ export interface References {
   services: readonly Service[] | undefined;
   /** Tokens by `tokenKey`. */
   tokens: ReadonlyMap<string, Lookup<string>>;
+  /** Persistent volumes by their names in the pod. Absent: not looked at, for a machine that is there has its own. */
+  disks?: ReadonlyMap<string, DiskLookup> | undefined;
 }
 
 export interface DnsSettings {

@@ -9,7 +9,7 @@ import { expect, test } from "vitest";
 import { HttpVmProvider, MachineApiServer } from "../../providers/http-vm/index.ts";
 import { MemoryProvider } from "../../providers/memory/index.ts";
 import { Node } from "../../src/csi/api.gen.js";
-import { csiNodeId } from "../../src/csi/node-id.ts";
+import { csiNodeId } from "../../src/provider/csi-names.ts";
 import { CsiServer } from "../../src/csi/server.ts";
 import { silentLogger } from "../../src/telemetry/logger.ts";
 import { buildCsiSanity } from "../e2e/harness/build.ts";

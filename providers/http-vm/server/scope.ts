@@ -19,6 +19,7 @@ import {
   type MachineEvent,
   type MachineList,
   type MachineSpec,
+  nodeIdOf,
   type Provider,
   ProviderError,
   type ProviderInfo,
@@ -225,12 +226,20 @@ class ScopedProvider implements Provider {
     return machine;
   }
 
-  /** A machine has only its own cluster's. What is absent, the provider says. */
+  /**
+   * A machine has only its own cluster's, and a node's machine only what is kept for that node: what another node's
+   * machines have left lies there for the next of those. What is absent, the provider says.
+   */
   async #requireOwnVolumes(spec: MachineSpec, { signal }: CallOptions): Promise<void> {
     const clusters = this.#allowed.find(([label]) => label === LABEL_CLUSTER)?.[1];
     for (const { claim } of this.#allowed.length === 0 ? [] : volumeClaims(spec)) {
       if (clusters === undefined)
         throw this.#refusal(`give a machine the volume ${claim.volume}: it is bound to nodes and to no cluster`);
+      const own = this.#reservationOf(spec.labels);
+      if (own !== undefined && claim.reservation !== own)
+        throw this.#refusal(
+          `give a machine the volume ${claim.volume} by ${claim.reservation === undefined ? "no reservation" : `the reservation ${claim.reservation}`}: its node's is ${own}`,
+        );
       const volume = await this.#provider.volumes?.get(claim.volume, { signal }).catch((thrown: unknown) => {
         if (isProviderError(thrown, "not_found")) return undefined;
         throw thrown;
@@ -238,6 +247,12 @@ class ScopedProvider implements Provider {
       if (volume !== undefined && !clusters.has(volume.labels[LABEL_CLUSTER] ?? ""))
         throw this.#refusal(`give a machine the volume ${claim.volume}: its labels name another's cluster`);
     }
+  }
+
+  /** By which a machine with these labels may have volumes; undefined: the client is bound to no node. */
+  #reservationOf(labels: Labels): string | undefined {
+    if (!this.#allowed.some(([label]) => label === LABEL_NODE)) return undefined;
+    return nodeIdOf(labels[LABEL_CLUSTER] ?? "", labels[LABEL_NODE] ?? "");
   }
 
   #isOwn({ state, labels }: Machine): boolean {

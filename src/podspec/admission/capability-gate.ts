@@ -189,6 +189,16 @@ export const GATED_FEATURES: readonly GatedFeature[] = [
   },
   { capability: "volumes.image", field: "spec.volumes.image", find: (pod) => findVolumes(pod, "image") },
   {
+    capability: "volumes.persistent",
+    field: "spec.volumes.persistentVolumeClaim, ephemeral",
+    find: (pod) => [...findVolumes(pod, "persistentVolumeClaim"), ...findVolumes(pod, "ephemeral")],
+  },
+  {
+    capability: "volumes.block",
+    field: "spec.containers.volumeDevices",
+    find: (pod) => containerFields(pod, ["volumeDevices"]),
+  },
+  {
     capability: "volumes.host",
     field: "spec.volumes.hostPath",
     // With that, the path is one of the pod's own machine.
@@ -239,11 +249,6 @@ export const REFUSED_FEATURES: readonly RefusedFeature[] = [
     field: "spec.volumes.projected.sources.podCertificate",
     why: "pod certificates are not issued by this node",
     find: (pod) => findSources(pod, "podCertificate"),
-  },
-  {
-    field: "spec.containers.volumeDevices",
-    why: "block devices cannot be given to a machine",
-    find: (pod) => containerFields(pod, ["volumeDevices"]),
   },
   {
     field: "spec.containers.volumeMounts.recursiveReadOnly: Enabled",

@@ -81,6 +81,7 @@ function renderValidContainer(context: RenderContext, container: AnyContainer, b
       stdin_once: ifTrue(container.stdinOnce),
       resources: containerResources(container.resources),
       mounts: nonEmpty(mounts.value),
+      devices: nonEmpty(container.volumeDevices?.map(({ name, devicePath }) => ({ volume: name, path: devicePath }))),
       ports: nonEmpty(container.ports?.map((port) => renderPort(port, context.pod))),
       stop: container.lifecycle?.stopSignal ? { signal: container.lifecycle.stopSignal } : undefined,
       hooks: hooks.value,

@@ -16,7 +16,14 @@ import {
 import { ANNOTATION_INSTANCE_TYPE } from "../admission/instance-types.ts";
 import { POD_LIMITS, shapeProblem, shortened, tell } from "../budget.ts";
 import { machineLabels } from "../machine-id.ts";
-import { isServiceAccountVolume, tokenWishes, usedVolumes, volumeKind } from "../pod-volumes.ts";
+import {
+  isClaimVolume,
+  isServiceAccountVolume,
+  type PodVolume,
+  tokenWishes,
+  usedVolumes,
+  volumeKind,
+} from "../pod-volumes.ts";
 import { registryAuth } from "../references/pull-secrets.ts";
 import { podReferences } from "../references/references.ts";
 import { pickDefined } from "../security-context.ts";
@@ -229,11 +236,7 @@ function renderVolumes(context: RenderContext): { volumes: Volume[]; unmounted: 
     const rendered = renderVolume(context.pod, volume, context.references, context.node, context.budget.files);
     if (!rendered.ok) {
       unmounted.push(volume.name);
-      tell(context.events, {
-        type: "Warning",
-        reason: "FailedMount",
-        message: `MountVolume.SetUp failed for volume "${volume.name}" : ${rendered.message}`,
-      });
+      if (rendered.message !== undefined) tell(context.events, mountFailed(volume, rendered.message));
       continue;
     }
     volumes.push(mayUse(context, "volumes.host") ? asHosts(rendered.volume) : rendered.volume);
@@ -241,6 +244,15 @@ function renderVolumes(context: RenderContext): { volumes: Volume[]; unmounted: 
     if (READ_ONLY_VOLUMES.includes(volumeKind(volume))) context.readOnlyVolumes.add(volume.name);
   }
   return { volumes, unmounted };
+}
+
+/** kubelet: of a claim it says what it says of all volumes when it has waited long enough. */
+function mountFailed(volume: PodVolume, why: string): PodEvent {
+  const { name } = volume;
+  const message = isClaimVolume(volume)
+    ? `Unable to attach or mount volumes: unmounted volumes=[${name}], unattached volumes=[], failed to process volumes=[${name}]: ${why}`
+    : `MountVolume.SetUp failed for volume "${name}" : ${why}`;
+  return { type: "Warning", reason: "FailedMount", message };
 }
 
 function usesTokens(container: ContainerSpec, tokens: AddressTokens): boolean {

@@ -18,7 +18,8 @@ import { type PodVolume, tokenWish, type VolumeKind, volumeKind } from "../pod-v
 
 const DEFAULT_MODE = 0o644;
 
-type VolumeResult = { ok: true; volume: Volume } | { ok: false; message: string };
+/** Without a message nothing is wrong: it is only to be waited for. */
+type VolumeResult = { ok: true; volume: Volume } | { ok: false; message?: string | undefined };
 
 /**
  * Renders one volume of a supported kind. The message of a failure is the kubelet's, where it has one.
@@ -50,6 +51,9 @@ export function renderVolume(
         volume: { name, type: "host_path", path: volume.hostPath?.path ?? "", ...(type && { path_type: type }) },
       };
     }
+    case "persistentVolumeClaim":
+    case "ephemeral":
+      return persistent(name, references);
     case "configMap":
     case "secret":
     case "downwardAPI":
@@ -276,6 +280,13 @@ function nestingProblems(tree: ReadonlyMap<string, unknown>): string[] {
 function aggregate(messages: readonly string[]): string {
   const unique = [...new Set(messages)];
   return shortened(unique.length === 1 ? (unique[0] ?? "") : `[${unique.slice(0, 25).join(", ")}]`);
+}
+
+function persistent(name: string, { disks }: References): VolumeResult {
+  const found = disks?.get(name);
+  return found?.kind === "found"
+    ? { ok: true, volume: { name, ...found.disk } }
+    : { ok: false, message: found?.message };
 }
 
 function emptyDir(pod: Pod, volume: PodVolume, node: NodeFacts): Volume {

@@ -49,6 +49,7 @@ export {
   ownerLabels,
   tenantOf,
 } from "../owner.ts";
+export { nodeIdOf } from "../csi-names.ts";
 export { MAX_REGISTRY_KEY_LENGTH, registryHostMatches } from "../registry-hosts.ts";
 export {
   assertCapable,

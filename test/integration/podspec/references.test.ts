@@ -15,6 +15,7 @@ import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
 import { systemRandom } from "../../../src/util/random.ts";
 import { node as facts } from "../../unit/podspec/fixtures.ts";
+import { disksFrom } from "../../support/disks.ts";
 
 const configMaps = resourcePath({ resource: "configmaps", namespace: "default" });
 
@@ -92,6 +93,7 @@ describe("rendering against an API server", () => {
       kube: asNode,
       references,
       tokens: new TokenManager(parts),
+      disks: disksFrom({ kube: asNode, clock }),
       node: () => node,
       facts: () => facts,
       backend: () => ({ name: "test", capabilities: new Set(ALL_CAPABILITIES) }),

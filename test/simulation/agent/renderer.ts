@@ -11,6 +11,7 @@ import { parseResourceList } from "../../../src/resources/pod-resources.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import type { Clock } from "../../../src/util/clock.ts";
 import type { Random } from "../../../src/util/random.ts";
+import { disksFrom } from "../../support/disks.ts";
 import { CLUSTER, NODE } from "../world/names.ts";
 import type { World } from "../world/world.ts";
 
@@ -61,6 +62,7 @@ export function rendererOf({ world, kube, clock, random, allocation, requeue }: 
     kube,
     references: new ReferenceCache({ ...wiring, services: NO_SERVICES }),
     tokens: new TokenManager(wiring),
+    disks: disksFrom(wiring),
     node: () => world.capacity.node,
     facts,
     backend: () => BACKEND,

@@ -13,7 +13,7 @@ import {
   type VolumeCapability,
   VolumeCapability_AccessMode_Mode as Mode,
 } from "../../../src/csi/api.gen.js";
-import { csiNodeId } from "../../../src/csi/node-id.ts";
+import { csiNodeId } from "../../../src/provider/csi-names.ts";
 import { CsiServer } from "../../../src/csi/server.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";

@@ -15,6 +15,7 @@ import {
 import { MemoryProvider } from "../../../providers/memory/index.ts";
 import { ALL_CAPABILITIES } from "../../../src/provider/capabilities.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
+import { csiNodeId } from "../../../src/provider/csi-names.ts";
 import { ownerLabels } from "../../../src/provider/owner.ts";
 import { silentLogger, type Logger } from "../../../src/telemetry/logger.ts";
 import { caCert, serverCert, serverKey } from "../../support/tls.ts";
@@ -267,9 +268,10 @@ describe("volumes, which are a cluster's", () => {
     const { status, body } = await reply;
     return body?.error?.code ?? status;
   };
-  const machineWith = (id: string): MachineSpec => ({
+  const ofNode = (node: string) => csiNodeId(CLUSTER, node);
+  const machineWith = (id: string, reservation: string | undefined = ofNode("n-0")): MachineSpec => ({
     ...specOf(ownerLabels(CLUSTER, "n-0")),
-    volumes: [{ name: "data", type: "persistent", volume: id }],
+    volumes: [{ name: "data", type: "persistent", volume: id, ...(reservation !== "" && { reservation }) }],
   });
 
   test("are read by a client that is bound to a node, and not changed", async () => {
@@ -320,10 +322,45 @@ describe("volumes, which are a cluster's", () => {
 
   test("of another cluster are given to no machine", async () => {
     const { call, memory } = await withVolumes({});
+    await memory.volumes.reserve("own-disk", ofNode("n-0"), { signal });
     expect(await codeOf(call("PUT", "/v1/machines/thief", machineWith("foreign-disk")))).toBe("unauthorized");
     expect(await codeOf(call("PUT", "/v1/machines/keeper", machineWith("own-disk")))).toBe(200);
     expect(await codeOf(call("PUT", "/v1/machines/hopeful", machineWith("no-disk")))).toBe("not_found");
     expect((await memory.volumes.get("foreign-disk", { signal })).attachments).toEqual([]);
+  });
+});
+
+describe("volumes of a cluster, for a client that is bound to nodes", () => {
+  const volume = { labels: ownerLabels(CLUSTER, "x"), size_bytes: 1, mode: "filesystem" as const };
+  const reserved = csiNodeId(CLUSTER, "n-1");
+  const made = async (reservation: string | undefined, reservedFor: string | undefined) => {
+    const { call, memory } = await backendWith([agent({})]);
+    await memory.volumes.create("disk", volume, { signal });
+    if (reservedFor !== undefined) await memory.volumes.reserve("disk", reservedFor, { signal });
+    const claim = { name: "data", type: "persistent" as const, volume: "disk", ...(reservation && { reservation }) };
+    const { body } = await call("PUT", "/v1/machines/m", {
+      ...specOf(ownerLabels(CLUSTER, "n-0")),
+      volumes: [claim],
+    });
+    return { reply: body, attachments: (await memory.volumes.get("disk", { signal })).attachments };
+  };
+
+  test.each([
+    ["that is kept for another node", reserved, reserved],
+    ["that is kept for nobody, and has what another node's machine left on it", undefined, undefined],
+    ["by the reservation of a cluster that is named alike", csiNodeId("cluster-b", "n-0"), undefined],
+  ])("are given to none of its machines %s", async (_what, reservation, reservedFor) => {
+    const { reply, attachments } = await made(reservation, reservedFor);
+    expect(reply?.error).toMatchObject({
+      code: "unauthorized",
+      message: expect.stringContaining(`its node's is ${csiNodeId(CLUSTER, "n-0")}`),
+    });
+    expect(attachments).toEqual([]);
+  });
+
+  test("are given to its machines by the reservation of their own node", async () => {
+    const own = csiNodeId(CLUSTER, "n-0");
+    expect((await made(own, own)).attachments).toEqual([expect.objectContaining({ machine: "m", reservation: own })]);
   });
 });
 

@@ -107,6 +107,7 @@ function setup(
     graceMs?: number;
     release?: string;
     takeOver?: boolean;
+    volumes?: ConstructorParameters<typeof NodeController>[0]["volumes"];
   } = {},
 ) {
   const api = new NodeApi();
@@ -141,6 +142,7 @@ function setup(
     report: () => ({ runtime: { name: "memory", version: "1" } }),
     capacity: options.capacity ?? fixedCapacity(),
     backend,
+    volumes: options.volumes,
     metrics: {
       onRegistered: () => void registrations++,
       onLeaseRenewed: (seconds) => void renewals.push(seconds),
@@ -680,5 +682,49 @@ describe("stopping", () => {
     await done;
     expect(s.clock.pending).toBe(0);
     expect(s.api.kube.requests.some((r) => r.method === "DELETE")).toBe(false);
+  });
+});
+
+describe("volumes in use", () => {
+  const volumesSaying = (names: string[]) => {
+    const told: (readonly string[])[] = [];
+    return {
+      told,
+      volumes: {
+        wanted: () => names,
+        isNews: (wanted: readonly string[]) => told.length > 0 && told.at(-1)!.join() !== wanted.join(),
+        told: (wanted: readonly string[]) => void told.push(wanted),
+      },
+    };
+  };
+
+  test("are told when the API server has taken them, not before", async () => {
+    const { volumes, told } = volumesSaying(["csi^a"]);
+    const s = setup({ volumes });
+    s.api.fault = (r) =>
+      r.method === "PATCH" && r.path === `${NODE}/status` ? apiError(500, "InternalError") : undefined;
+    await s.start();
+    expect(told).toEqual([]);
+    s.api.fault = () => undefined;
+    await s.clock.advance(10_000);
+    expect(s.api.node?.status?.volumesInUse).toEqual(["csi^a"]);
+    expect(told.at(-1)).toEqual(["csi^a"]);
+  });
+
+  test("are written though the cached Node looks as if they were", async () => {
+    const names = ["csi^a"];
+    const { volumes } = volumesSaying(names);
+    const s = setup({ volumes });
+    await s.start();
+    // The watch brings nothing of what is written from here on.
+    s.api.isWatchLate = true;
+    names.pop();
+    s.controller.refresh();
+    await settle();
+    expect(s.api.node?.status?.volumesInUse).toEqual([]);
+    names.push("csi^a");
+    s.controller.refresh();
+    await settle();
+    expect(s.api.node?.status?.volumesInUse).toEqual(["csi^a"]);
   });
 });

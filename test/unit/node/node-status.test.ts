@@ -542,3 +542,18 @@ test("a capacity that the configuration states is the Node's, and the host's pre
   expect(status!.allocatable).toMatchObject({ cpu: "8" });
   expect(status!.conditions).toContainEqual(expect.objectContaining(condition));
 });
+
+describe("a Node whose backend has volumes", () => {
+  test("has its volumes attached by the controller, and says where they are", () => {
+    const node = newNode({ ...settings, volumes: { zone: "z1" } }, well(), T0);
+    expect(node.metadata?.annotations).toMatchObject({
+      "volumes.kubernetes.io/controller-managed-attach-detach": "true",
+    });
+    expect(node.metadata?.labels).toMatchObject({ "topology.volumes.vmlet.dev/zone": "z1" });
+  });
+
+  test("has none attached where the backend has no volumes", () => {
+    const annotations = Object.keys(newNode(settings, well(), T0).metadata?.annotations ?? {});
+    expect(annotations).not.toContain("volumes.kubernetes.io/controller-managed-attach-detach");
+  });
+});

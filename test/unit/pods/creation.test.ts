@@ -299,3 +299,46 @@ describe("a machine that cannot be stopped", () => {
     expect(world.said("FailedKillPod")).toEqual(["error killing pod: connect ECONNREFUSED"]);
   });
 });
+
+describe("a pod whose persistent volume its backend does not give it", () => {
+  const CLAIM = { name: "data", type: "persistent" as const, volume: "disk", reservation: "abc.burst-0" };
+  const refusing = (code: ProviderErrorCode, field = "volumes.1.volume") => {
+    const world = worldOf("StatefulSet");
+    const files = { name: "conf", type: "files" as const, version: "1", files: [] };
+    world.rendered = { kind: "ready", spec: { ...SPEC, volumes: [files, CLAIM] } };
+    const createPod = world.provider.createPod.bind(world.provider);
+    world.provider.createPod = () => Promise.reject(new ProviderError(code, "volume disk is not to be had", { field }));
+    const relent = () => {
+      world.provider.createPod = (id, _spec, options) => createPod(id, SPEC, options);
+    };
+    return { world, relent };
+  };
+
+  test.each(["in_use", "not_found", "out_of_zone", "invalid"] as const)(
+    "is held, with a kubelet's event, and never fails: %s",
+    async (code) => {
+      const { world } = refusing(code);
+      await world.pass(600_000);
+      expect(world.pod.status?.phase).toBe("Pending");
+      const said = world.said("FailedMount");
+      expect(said[0]).toBe('MountVolume.SetUp failed for volume "data" : volume disk is not to be had');
+      expect(said.length).toBeLessThan(20);
+      expect(said).toContainEqual(expect.stringContaining("unmounted volumes=[data]"));
+    },
+  );
+
+  test("runs once it may have it", async () => {
+    const { world, relent } = refusing("in_use");
+    await world.pass(10_000);
+    relent();
+    await world.pass(130_000);
+    expect(world.pod.status?.phase).toBe("Running");
+  });
+
+  test("is refused as any other when the fault is another volume's", async () => {
+    const { world } = refusing("invalid", "volumes.0.files");
+    await world.pass(10_000);
+    expect(world.said("FailedMount")).toEqual([]);
+    expect(world.said("FailedCreate")).not.toEqual([]);
+  });
+});

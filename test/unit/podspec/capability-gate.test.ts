@@ -93,6 +93,13 @@ const NEEDS: Record<string, readonly (readonly [pod: Pod, path: string])[]> = {
     [mounted({ projected: { sources: [] } }), "spec.volumes[0].projected"],
   ],
   "volumes.image": [[mounted({ image: { reference: "r" } }), "spec.volumes[0].image"]],
+  "volumes.persistent": [
+    [mounted({ persistentVolumeClaim: { claimName: "c" } }), "spec.volumes[0].persistentVolumeClaim"],
+    [mounted({ ephemeral: {} }), "spec.volumes[0].ephemeral"],
+  ],
+  "volumes.block": [
+    [podWithContainer({ volumeDevices: [{ name: "d", devicePath: "/dev/x" }] }), "spec.containers[0].volumeDevices"],
+  ],
   mount_propagation: [
     [withMount({ mountPropagation: "Bidirectional" }), "spec.containers[0].volumeMounts[0].mountPropagation"],
   ],
@@ -277,10 +284,8 @@ describe("the capability gate", () => {
 
 /** One pod for everything that no backend can have, and the path that the refusal must name. */
 const REFUSED: readonly (readonly [path: string, pod: Pod])[] = [
-  ["spec.volumes[0].persistentVolumeClaim", mounted({ persistentVolumeClaim: { claimName: "c" } })],
   ["spec.volumes[0].csi", mounted({ csi: { driver: "d" } })],
   ["spec.volumes[0].nfs", mounted({ nfs: { server: "s", path: "/" } })],
-  ["spec.volumes[0].ephemeral", mounted({ ephemeral: {} })],
   ["spec.volumes[0].emptyDir.medium", mounted({ emptyDir: { medium: "HugePages" } })],
   [
     "spec.volumes[0].projected.sources[0].clusterTrustBundle",
@@ -290,7 +295,6 @@ const REFUSED: readonly (readonly [path: string, pod: Pod])[] = [
     "spec.volumes[0].projected.sources[0].podCertificate",
     mounted({ projected: { sources: [{ podCertificate: { keyType: "k", signerName: "s" } }] } }),
   ],
-  ["spec.containers[0].volumeDevices", podWithContainer({ volumeDevices: [{ name: "d", devicePath: "/dev/x" }] })],
   ["spec.containers[0].volumeMounts[0].recursiveReadOnly", withMount({ recursiveReadOnly: "Enabled" })],
   [
     "spec.containers[0].env[0].valueFrom.fileKeyRef",
@@ -430,9 +434,11 @@ describe("an ephemeral container", () => {
   });
 
   test("cannot have what no machine can have", () => {
-    const [reason, message] = refusal({ volumeDevices: [{ name: "d", devicePath: "/dev/x" }] }) ?? [];
+    const [reason, message] = refusal({ securityContext: { seccompProfile: { type: "Localhost" } } }) ?? [];
     expect(reason).toBe("UnsupportedFeature");
-    expect(message).toBe("spec.ephemeralContainers[1].volumeDevices: block devices cannot be given to a machine");
+    expect(message).toBe(
+      "spec.ephemeralContainers[1].securityContext.seccompProfile: profiles of the host do not exist in a machine",
+    );
     expect(refusal({ securityContext: { appArmorProfile: { type: "RuntimeDefault" } } }, ["apparmor"])?.[0]).toBe(
       "AppArmor",
     );

@@ -11,6 +11,7 @@ import { TokenManager } from "../../../src/podspec/references/tokens.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { settle, VirtualClock } from "../../support/virtual-clock.ts";
 import { failure, FakeKube, isAbout } from "./fake-kube.ts";
+import { disksFrom } from "../../support/disks.ts";
 import { node as facts, podWith, podWithContainer } from "./fixtures.ts";
 
 const registered: Node = {
@@ -58,6 +59,7 @@ describe("PodRenderer", () => {
       kube,
       references,
       tokens,
+      disks: disksFrom({ kube, clock }),
       node: () => registered,
       facts: () => facts,
       backend: () => ({ name: "test", capabilities }),

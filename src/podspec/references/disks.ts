@@ -1,0 +1,288 @@
+/**
+ * The persistent volumes of a pod: from its claims to what its machine is told, once a kubelet would mount them.
+ * Claims, volumes and attachments are read by name alone, when a pod is to be made, and never listed or watched: the
+ * Node authorizer allows no more, and a node's pods cost nothing once they run.
+ *
+ * In a kubelet's order, for it is what keeps a volume from being detached while a machine gets it: bound, then told of
+ * in the Node's `volumesInUse`, then seen in its `volumesAttached` by a read that no cache answers, then attached by
+ * the VolumeAttachment's own word. The controller that detaches takes it out of `volumesAttached` first, and then
+ * leaves alone what is in use. What the API server says is not what keeps two machines from one volume: that is the
+ * backend's reservation.
+ */
+import { createHash } from "node:crypto";
+import { isForbidden, saysNotFound } from "../../kube/errors.ts";
+import type { Kube } from "../../kube/kube.ts";
+import { nodePath, resourcePath } from "../../kube/paths.ts";
+import { allContainersOf, uidOf } from "../../kube/pod.ts";
+import type { Node, PersistentVolume, PersistentVolumeClaim, Pod, VolumeAttachment } from "../../kube/wire.ts";
+import { CSI_DRIVER } from "../../provider/csi-names.ts";
+import type { VolumeClaim } from "../../provider/volume.ts";
+import { Backoff } from "../../queue/backoff.ts";
+import type { Clock } from "../../util/clock.ts";
+import { toError } from "../../util/errors.ts";
+import type { Random } from "../../util/random.ts";
+import { failure, type Result, success } from "../../util/result.ts";
+import { OverBudgetError, POD_LIMITS } from "../budget.ts";
+import { isClaimVolume, type PodVolume, usedVolumes } from "../pod-volumes.ts";
+import type { DiskLookup } from "../types.ts";
+
+/** What the Node tells of volumes that its machines have, or are about to have. */
+interface DiskUse {
+  /**
+   * A machine of this pod is to have these volumes.
+   * @returns whether the Node says so
+   */
+  claim(podUid: string, handles: readonly string[]): boolean;
+  /** No machine of this pod is to have any; one that has them is the backend's to tell of. */
+  release(podUid: string): void;
+}
+
+interface PodDisksOptions {
+  kube: Kube;
+  nodeName: string;
+  /** By which this node's machines have volumes. */
+  reservation: string;
+  use: DiskUse;
+  clock: Clock;
+  random: Random;
+  /** The pod with this UID may have its volumes now. */
+  onChange: (podUid: string) => void;
+}
+
+/** How often it is looked whether a volume has come; changes of the Node are told of beside that. */
+const LOOK_MS = { initialMs: 500, maxMs: 30_000 };
+/** In the first looks a refusal may be for no other reason than that the authorizer does not know of the pod yet. */
+const EARLY_LOOKS = 4;
+const CLAIM_PROTECTION = "kubernetes.io/pvc-protection";
+/** This many of a pod's objects are asked for at once. */
+const AT_ONCE = 8;
+
+interface Bound {
+  /** Name in the pod. */
+  name: string;
+  handle: string;
+  disk: Omit<VolumeClaim, "name">;
+}
+
+/** One that waits. */
+interface Waiting {
+  backoff: Backoff;
+  looks: number;
+  cancel: () => void;
+  /** Its volumes are bound, and it waits for the Node to say something of them. */
+  forNode: boolean;
+}
+
+/** In the Node's status it precedes a volume's handle. */
+export const DISK_PREFIX = `kubernetes.io/csi/${CSI_DRIVER}^`;
+
+export class PodDisks {
+  readonly #options: PodDisksOptions;
+  readonly #waiting = new Map<string, Waiting>();
+  #attached = "[]";
+
+  constructor(options: PodDisksOptions) {
+    this.#options = options;
+  }
+
+  /**
+   * The pod's persistent volumes by their names in it: all can be had, or none. Until then the pod is called for again.
+   *
+   * @throws OverBudgetError when it has too many
+   */
+  async read(pod: Pod, signal: AbortSignal): Promise<ReadonlyMap<string, DiskLookup>> {
+    const volumes = usedVolumes(pod).flatMap(({ volume }) => (isClaimVolume(volume) ? [volume] : []));
+    if (volumes.length === 0) return new Map();
+    if (volumes.length > POD_LIMITS.disks)
+      throw new OverBudgetError(`the pod has ${volumes.length} persistent volumes, more than ${POD_LIMITS.disks}`);
+    const uid = uidOf(pod);
+    const found = await inPortions(volumes, (volume) => this.#bound(pod, volume, signal));
+    const bound = found.flatMap((each) => (each.ok ? [each.value] : []));
+    if (bound.length === found.length && (await this.#isAttached(uid, bound, signal))) {
+      this.#forget(uid);
+      return new Map(bound.map(({ name, disk }) => [name, { kind: "found", disk }]));
+    }
+    this.#lookAgain(uid, { forNode: bound.length === found.length });
+    return new Map(
+      found.map((each, index) => [
+        volumes[index]!.name,
+        { kind: "waiting", ...(!each.ok && each.message !== "" && { message: each.message }) },
+      ]),
+    );
+  }
+
+  /** The Node changed: a volume that is waited for may have been attached to it. */
+  nodeChanged({ status }: Node): void {
+    const attached = JSON.stringify(status?.volumesAttached ?? []);
+    if (attached === this.#attached) return;
+    this.#attached = attached;
+    for (const [uid, { forNode }] of this.#waiting) if (forNode) this.#options.onChange(uid);
+  }
+
+  /** Forgets a pod that is over or gone. */
+  release(podUid: string): void {
+    this.#forget(podUid);
+    this.#options.use.release(podUid);
+  }
+
+  close(): void {
+    for (const uid of [...this.#waiting.keys()]) this.#forget(uid);
+  }
+
+  async #isAttached(uid: string, bound: readonly Bound[], signal: AbortSignal): Promise<boolean> {
+    const { kube, nodeName, use } = this.#options;
+    const isTold = use.claim(
+      uid,
+      bound.map(({ handle }) => handle),
+    );
+    if (!isTold) return false;
+    try {
+      const node = await kube.request<Node>({ method: "GET", path: nodePath(nodeName), signal });
+      const attached = new Set((node.status?.volumesAttached ?? []).map(({ name }) => name));
+      if (!bound.every(({ handle }) => attached.has(DISK_PREFIX + handle))) return false;
+      const attachments = await inPortions(bound, ({ handle }) =>
+        kube.request<VolumeAttachment>({ method: "GET", path: attachmentPath(handle, nodeName), signal }),
+      );
+      return attachments.every(
+        ({ metadata, status }) => status?.attached === true && metadata?.deletionTimestamp === undefined,
+      );
+    } catch {
+      // Not attached, or not known: nothing is made either way.
+      signal.throwIfAborted();
+      return false;
+    }
+  }
+
+  /** The volume behind a claim. Not ok with an empty text: nothing is wrong yet. */
+  async #bound(pod: Pod, volume: PodVolume, signal: AbortSignal): Promise<Result<Bound>> {
+    const isOwn = volume.ephemeral !== undefined;
+    const claimName = isOwn ? `${pod.metadata?.name}-${volume.name}` : (volume.persistentVolumeClaim?.claimName ?? "");
+    const claim = await this.#claim(pod, claimName, isOwn, signal);
+    const bound = claim.ok ? await this.#disk(pod, volume, claim.value, signal) : claim;
+    if (bound.ok || bound.message === "") return bound;
+    return failure(`error processing PVC ${pod.metadata?.namespace}/${claimName}: ${bound.message}`);
+  }
+
+  /** @param isOwn the claim was made for this pod, and goes with it */
+  async #claim(pod: Pod, name: string, isOwn: boolean, signal: AbortSignal): Promise<Result<PersistentVolumeClaim>> {
+    const { namespace = "", name: podName } = pod.metadata ?? {};
+    const path = { resource: "persistentvolumeclaims", namespace, name };
+    const read = await this.#get<PersistentVolumeClaim>(pod, path, "PVC", signal);
+    if (!read.ok) return read;
+    const { metadata, spec, status } = read.value;
+    const { deletionTimestamp, finalizers = [], ownerReferences = [] } = metadata ?? {};
+    if (isOwn && !ownerReferences.some(({ uid, controller }) => controller && uid === uidOf(pod)))
+      return failure(`PVC ${namespace}/${name} was not created for pod ${namespace}/${podName} (pod is not owner)`);
+    if (deletionTimestamp !== undefined && !finalizers.includes(CLAIM_PROTECTION))
+      return failure("PVC is being deleted");
+    if (status?.phase !== "Bound") return failure("PVC is not bound");
+    return spec?.volumeName ? read : failure("PVC has empty pvc.Spec.VolumeName");
+  }
+
+  async #disk(pod: Pod, volume: PodVolume, claim: PersistentVolumeClaim, signal: AbortSignal): Promise<Result<Bound>> {
+    const name = claim.spec?.volumeName ?? "";
+    const read = await this.#get<PersistentVolume>(pod, { resource: "persistentvolumes", name }, `PV ${name}`, signal);
+    if (!read.ok) return read;
+    const { spec } = read.value;
+    const unbound = bindingProblem(spec, name, claim);
+    if (unbound !== undefined) return failure(unbound);
+    const { csi, mountOptions = [] } = spec ?? {};
+    if (csi?.driver !== CSI_DRIVER) return failure(`PV ${name} ${notOurs(csi)}`);
+    const problem = modeProblem(pod, volume.name, spec?.volumeMode ?? "Filesystem");
+    if (problem !== undefined) return failure(problem);
+    const isReadOnly = volume.persistentVolumeClaim?.readOnly === true || isReadOnlyVolume(spec);
+    const handle = csi.volumeHandle;
+    return success({
+      name: volume.name,
+      handle,
+      disk: {
+        type: "persistent",
+        volume: handle,
+        reservation: this.#options.reservation,
+        ...(isReadOnly && { read_only: true }),
+        ...(mountOptions.length > 0 && { mount_options: [...mountOptions] }),
+      },
+    });
+  }
+
+  /** Not ok in a kubelet's words. */
+  async #get<T>(
+    pod: Pod,
+    object: { resource: string; namespace?: string; name: string },
+    what: string,
+    signal: AbortSignal,
+  ): Promise<Result<T>> {
+    try {
+      return success(await this.#options.kube.request<T>({ method: "GET", path: resourcePath(object), signal }));
+    } catch (thrown) {
+      signal.throwIfAborted();
+      const looks = this.#waiting.get(uidOf(pod))?.looks ?? 0;
+      if (isForbidden(thrown) && looks < EARLY_LOOKS) return failure("");
+      const { resource, name } = object;
+      const why = saysNotFound(thrown, { resource, name })
+        ? `${resource} "${name}" not found`
+        : toError(thrown).message;
+      return failure(`failed to fetch ${what} from API server: ${why}`);
+    }
+  }
+
+  #lookAgain(uid: string, { forNode }: { forNode: boolean }): void {
+    const { clock, random, onChange } = this.#options;
+    const known = this.#waiting.get(uid);
+    known?.cancel();
+    const backoff = known?.backoff ?? new Backoff({ ...LOOK_MS, jitter: "up", clock, random });
+    // What was waited for has come: the next thing may come as soon.
+    if (known !== undefined && known.forNode !== forNode) backoff.reset();
+    const cancel = clock.after(backoff.next(), () => onChange(uid));
+    this.#waiting.set(uid, { backoff, looks: (known?.looks ?? 0) + 1, cancel, forNode });
+  }
+
+  #forget(uid: string): void {
+    this.#waiting.get(uid)?.cancel();
+    this.#waiting.delete(uid);
+  }
+}
+
+/** The name that the attach-detach controller gives it (`getAttachmentName`). */
+function attachmentPath(handle: string, nodeName: string): string {
+  const hash = createHash("sha256").update(`${handle}${CSI_DRIVER}${nodeName}`).digest("hex");
+  return resourcePath({ group: "storage.k8s.io", resource: "volumeattachments", name: `csi-${hash}` });
+}
+
+type VolumeSpec = PersistentVolume["spec"];
+
+function bindingProblem(spec: VolumeSpec, name: string, { metadata }: PersistentVolumeClaim): string | undefined {
+  const bound = spec?.claimRef;
+  if (!bound)
+    return `found PV object ${name} but it has a nil pv.Spec.ClaimRef indicating it is not yet bound to the claim`;
+  if (bound.uid === metadata?.uid) return undefined;
+  return `found PV object ${name} but its pv.Spec.ClaimRef.UID ${bound.uid} does not point to claim.UID ${metadata?.uid}`;
+}
+
+function isReadOnlyVolume(spec: VolumeSpec): boolean {
+  const modes = spec?.accessModes ?? [];
+  return spec?.csi?.readOnly === true || (modes.length > 0 && modes.every((mode) => mode === "ReadOnlyMany"));
+}
+
+function notOurs(csi: NonNullable<VolumeSpec>["csi"]): string {
+  if (csi) return `is of the CSI driver ${csi.driver}, which this node does not have (it has ${CSI_DRIVER})`;
+  return `is no volume of the CSI driver ${CSI_DRIVER}, and this node mounts no others`;
+}
+
+/** kubelet: the populator's `createVolumeSpec`. */
+function modeProblem(pod: Pod, name: string, mode: string): string | undefined {
+  for (const [field, fits] of [
+    ["volumeMounts", "Filesystem"],
+    ["volumeDevices", "Block"],
+  ] as const)
+    if (mode !== fits && allContainersOf(pod).some((container) => container[field]?.some((each) => each.name === name)))
+      return `volume ${name} has volumeMode ${mode}, but is specified in ${field}`;
+  return undefined;
+}
+
+async function inPortions<T, R>(all: readonly T[], work: (each: T) => Promise<R>): Promise<R[]> {
+  const results: R[] = [];
+  for (let at = 0; at < all.length; at += AT_ONCE)
+    results.push(...(await Promise.all(all.slice(at, at + AT_ONCE).map((each) => work(each)))));
+  return results;
+}

@@ -1,0 +1,26 @@
+/** What is called how where volumes are concerned, for the CSI driver, the agent and the backend's clients alike. */
+import { clusterPrefix } from "./owner.ts";
+
+/** The CSI driver's name: in StorageClasses, PersistentVolumes, VolumeAttachments and CSINodes. */
+export const CSI_DRIVER = "volumes.vmlet.dev";
+/** Where machines of a backend are, in the labels of nodes and in the topology of volumes. */
+export const ZONE_KEY = "topology.volumes.vmlet.dev/zone";
+
+/**
+ * What a node is called: with its cluster, for clusters may share a backend and name their nodes alike. It is the
+ * node's id in CSI, and the name of the reservation by which its machines have volumes.
+ */
+export function csiNodeId(clusterId: string, nodeName: string): string {
+  return nodeIdOf(clusterPrefix(clusterId), nodeName);
+}
+
+/** Likewise, by the cluster's prefix, as machines have it in their labels. */
+export function nodeIdOf(prefix: string, nodeName: string): string {
+  return `${prefix}.${nodeName}`;
+}
+
+/** True for what `csiNodeId` makes of this cluster's nodes. */
+export function isNodeOf(clusterId: string, nodeId: string): boolean {
+  const prefix = `${clusterPrefix(clusterId)}.`;
+  return nodeId.startsWith(prefix) && /^[a-z0-9]([-a-z0-9.]{0,242}[a-z0-9])?$/.test(nodeId.slice(prefix.length));
+}

@@ -1,0 +1,15 @@
+/** Persistent volumes of pods in tests that are about something else: read from the same API server, always told of. */
+import type { Kube } from "../../src/kube/kube.ts";
+import { PodDisks } from "../../src/podspec/references/disks.ts";
+import type { Clock } from "../../src/util/clock.ts";
+
+export function disksFrom(parts: { kube: Kube; clock: Clock; onChange?: (podUid: string) => void }): PodDisks {
+  return new PodDisks({
+    onChange: () => undefined,
+    ...parts,
+    nodeName: "burst-0",
+    reservation: "cluster.burst-0",
+    use: { claim: () => true, release: () => undefined },
+    random: () => 0,
+  });
+}

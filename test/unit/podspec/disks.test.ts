@@ -1,0 +1,254 @@
+import { createHash } from "node:crypto";
+import { beforeEach, describe, expect, test } from "vitest";
+import type { Pod } from "../../../src/kube/wire.ts";
+import { DISK_PREFIX, PodDisks } from "../../../src/podspec/references/disks.ts";
+import { settle, VirtualClock } from "../../support/virtual-clock.ts";
+import { failure, FakeKube } from "./fake-kube.ts";
+import { podWithContainer } from "./fixtures.ts";
+
+const { signal } = new AbortController();
+const NODE = "/api/v1/nodes/burst-0";
+const CLAIM = "/api/v1/namespaces/shop/persistentvolumeclaims/data-web-0";
+const VOLUME = "/api/v1/persistentvolumes/pv-1";
+const HANDLE = "abc.pvc-1";
+const attachmentOf = (handle: string) =>
+  `/apis/storage.k8s.io/v1/volumeattachments/csi-${createHash("sha256").update(`${handle}volumes.vmlet.devburst-0`).digest("hex")}`;
+
+const CSI = { driver: "volumes.vmlet.dev", volumeHandle: HANDLE };
+const SPEC = { claimRef: { uid: "claim-uid" }, csi: CSI, accessModes: ["ReadWriteOnce"], volumeMode: "Filesystem" };
+
+const podOf = (volume: object = { persistentVolumeClaim: { claimName: "data-web-0" } }, container: object = {}): Pod =>
+  podWithContainer(
+    { volumeMounts: [{ name: "data", mountPath: "/data" }], ...container },
+    { volumes: [{ name: "data", ...volume }] },
+  );
+
+describe("a pod's persistent volume", () => {
+  let kube: FakeKube;
+  let clock: VirtualClock;
+  let changed: string[];
+  let claimed: [string, readonly string[]][];
+  let released: string[];
+  let isTold: boolean;
+  let disks: PodDisks;
+  /** The API server's, by path. */
+  let objects: Record<string, unknown>;
+
+  beforeEach(() => {
+    kube = new FakeKube();
+    clock = new VirtualClock();
+    [changed, claimed, released, isTold] = [[], [], [], true];
+    objects = {
+      [CLAIM]: { metadata: { uid: "claim-uid" }, spec: { volumeName: "pv-1" }, status: { phase: "Bound" } },
+      [VOLUME]: { metadata: { name: "pv-1" }, spec: SPEC },
+      [NODE]: { status: { volumesAttached: [{ name: DISK_PREFIX + HANDLE, devicePath: "" }] } },
+      [attachmentOf(HANDLE)]: { metadata: {}, status: { attached: true } },
+    };
+    kube.intercept = ({ path }) => objects[path];
+    disks = new PodDisks({
+      kube,
+      nodeName: "burst-0",
+      reservation: "abc.burst-0",
+      use: {
+        claim: (uid, handles) => {
+          claimed.push([uid, handles]);
+          return isTold;
+        },
+        release: (uid) => void released.push(uid),
+      },
+      clock,
+      random: () => 0,
+      onChange: (uid) => void changed.push(uid),
+    });
+  });
+
+  const read = async (pod: Pod = podOf()) => (await disks.read(pod, signal)).get("data");
+  const asked = () => kube.requests.map(({ path }) => path);
+
+  test("is had by the node's reservation once it is attached", async () => {
+    expect(await read()).toEqual({
+      kind: "found",
+      disk: { type: "persistent", volume: HANDLE, reservation: "abc.burst-0" },
+    });
+  });
+
+  test("is told of as in use before the API server is asked whether it is attached", async () => {
+    isTold = false;
+    expect(await read()).toEqual({ kind: "waiting" });
+    expect(claimed).toEqual([["0a1b", [HANDLE]]]);
+    expect(asked()).not.toContain(NODE);
+    expect(asked()).not.toContain(attachmentOf(HANDLE));
+  });
+
+  test.each([
+    ["the Node does not say so", NODE, { status: {} }],
+    ["its VolumeAttachment says that it is not", attachmentOf(HANDLE), { metadata: {}, status: { attached: false } }],
+    [
+      "its VolumeAttachment is being deleted",
+      attachmentOf(HANDLE),
+      { metadata: { deletionTimestamp: "2026-01-01T00:00:00Z" }, status: { attached: true } },
+    ],
+  ])("is waited for without a word while it is not attached: %s", async (_why, path, object) => {
+    objects[path] = object;
+    expect(await read()).toEqual({ kind: "waiting" });
+  });
+
+  test("is waited for while the API server does not answer what is attached", async () => {
+    kube.intercept = ({ path }) => {
+      if (path === NODE) throw failure(500, "InternalError");
+      return objects[path];
+    };
+    expect(await read()).toEqual({ kind: "waiting" });
+  });
+
+  test("is looked for again when the Node says that something was attached, and later and later without", async () => {
+    objects[NODE] = { status: {} };
+    await read();
+    disks.nodeChanged({ status: { volumesAttached: [{ name: "x", devicePath: "" }] } });
+    expect(changed).toEqual(["0a1b"]);
+    disks.nodeChanged({ status: { volumesAttached: [{ name: "x", devicePath: "" }] } });
+    expect(changed).toHaveLength(1);
+    await clock.advance(500);
+    expect(changed).toHaveLength(2);
+    await read();
+    await clock.advance(500);
+    expect(changed).toHaveLength(2);
+    await clock.advance(500);
+    expect(changed).toHaveLength(3);
+  });
+
+  test("of a pod that is gone is looked for no more, and not in use on its account", async () => {
+    objects[NODE] = { status: {} };
+    await read();
+    disks.release("0a1b");
+    await clock.advance(60_000);
+    expect([changed, released]).toEqual([[], ["0a1b"]]);
+  });
+
+  test.each([
+    ["PVC is not bound", { ...boundTo("claim-uid"), status: { phase: "Pending" } }],
+    ["PVC has empty pvc.Spec.VolumeName", { ...boundTo("claim-uid"), spec: {} }],
+    [
+      "PVC is being deleted",
+      { ...boundTo("claim-uid"), metadata: { uid: "claim-uid", deletionTimestamp: "2026-01-01T00:00:00Z" } },
+    ],
+    [
+      "found PV object pv-1 but its pv.Spec.ClaimRef.UID claim-uid does not point to claim.UID another",
+      boundTo("another"),
+    ],
+  ])("is not had for a claim of which a kubelet says: %s", async (why, claim) => {
+    objects[CLAIM] = claim;
+    expect(await read()).toEqual({ kind: "waiting", message: `error processing PVC shop/data-web-0: ${why}` });
+    expect(claimed).toEqual([]);
+  });
+
+  test("of a claim that is being deleted and protected is had: its pod was there before", async () => {
+    objects[CLAIM] = {
+      ...boundTo("claim-uid"),
+      metadata: {
+        uid: "claim-uid",
+        deletionTimestamp: "2026-01-01T00:00:00Z",
+        finalizers: ["kubernetes.io/pvc-protection"],
+      },
+    };
+    expect(await read()).toMatchObject({ kind: "found" });
+  });
+
+  test("is not had for a claim that does not exist", async () => {
+    delete objects[CLAIM];
+    expect(await read()).toEqual({
+      kind: "waiting",
+      message:
+        'error processing PVC shop/data-web-0: failed to fetch PVC from API server: persistentvolumeclaims "data-web-0" not found',
+    });
+  });
+
+  test("is waited for without a word while the authorizer may not know of the pod yet", async () => {
+    kube.intercept = () => {
+      throw failure(403, "Forbidden");
+    };
+    const messages = [];
+    for (let look = 0; look < 5; look++) messages.push(await read());
+    expect(messages.slice(0, 4)).toEqual(Array(4).fill({ kind: "waiting" }));
+    expect(messages[4]).toMatchObject({ message: expect.stringContaining("the server said 403") });
+  });
+
+  test.each([
+    [{ csi: { driver: "other.example", volumeHandle: "x" } }, "is of the CSI driver other.example"],
+    [{ csi: undefined, nfs: { server: "s", path: "/" } }, "is no volume of the CSI driver volumes.vmlet.dev"],
+  ])("of another kind is held, with the reason", async (more, why) => {
+    objects[VOLUME] = { spec: { ...SPEC, ...more } };
+    expect(await read()).toMatchObject({ kind: "waiting", message: expect.stringContaining(why) });
+  });
+
+  test.each([
+    ["Block", {}, "volume data has volumeMode Block, but is specified in volumeMounts"],
+    [
+      "Filesystem",
+      { volumeMounts: [], volumeDevices: [{ name: "data", devicePath: "/dev/x" }] },
+      "volume data has volumeMode Filesystem, but is specified in volumeDevices",
+    ],
+  ])("of mode %s is not had as the other", async (volumeMode, container, why) => {
+    objects[VOLUME] = { spec: { ...SPEC, volumeMode } };
+    expect(await read(podOf(undefined, container))).toMatchObject({ message: expect.stringContaining(why) });
+  });
+
+  test.each([
+    ["the pod says so", SPEC, { persistentVolumeClaim: { claimName: "data-web-0", readOnly: true } }],
+    ["the volume says so", { ...SPEC, csi: { ...CSI, readOnly: true } }, undefined],
+    ["many nodes may only read it", { ...SPEC, accessModes: ["ReadOnlyMany"] }, undefined],
+  ])("is read only where %s", async (_why, spec, volume) => {
+    objects[VOLUME] = { spec };
+    expect(await read(podOf(volume))).toMatchObject({ kind: "found", disk: { read_only: true } });
+  });
+
+  test("has the mount options of its PersistentVolume", async () => {
+    objects[VOLUME] = { spec: { ...SPEC, mountOptions: ["noatime"] } };
+    expect(await read()).toMatchObject({ kind: "found", disk: { mount_options: ["noatime"] } });
+  });
+
+  test("that is the pod's own is had when its claim was made for this pod, and no other's", async () => {
+    const path = "/api/v1/namespaces/shop/persistentvolumeclaims/web-data";
+    const own = podOf({ ephemeral: { volumeClaimTemplate: { spec: {} } } });
+    const claim = boundTo("claim-uid");
+    objects[path] = claim;
+    expect(await read(own)).toMatchObject({ message: expect.stringContaining("(pod is not owner)") });
+    const ownerReferences = [{ uid: "0a1b", controller: true }];
+    objects[path] = { ...claim, metadata: { ...claim.metadata, ownerReferences } };
+    expect(await read(own)).toMatchObject({ kind: "found" });
+  });
+
+  test("is had with all others of the pod, or none is", async () => {
+    const pod = podWithContainer(
+      { volumeMounts: ["data", "more"].map((name) => ({ name, mountPath: `/${name}` })) },
+      {
+        volumes: [
+          { name: "data", persistentVolumeClaim: { claimName: "data-web-0" } },
+          { name: "more", persistentVolumeClaim: { claimName: "more-web-0" } },
+        ],
+      },
+    );
+    expect([...(await disks.read(pod, signal)).values()].map(({ kind }) => kind)).toEqual(["waiting", "waiting"]);
+    await settle();
+    expect(claimed).toEqual([]);
+  });
+
+  test("costs nothing for a pod without one", async () => {
+    expect((await disks.read(podWithContainer({}), signal)).size).toBe(0);
+    expect(kube.requests).toEqual([]);
+  });
+
+  test("is refused with more than a pod may have of them", async () => {
+    const names = Array.from({ length: 129 }, (_, index) => `v-${index}`);
+    const pod = podWithContainer(
+      { volumeMounts: names.map((name) => ({ name, mountPath: `/${name}` })) },
+      { volumes: names.map((name) => ({ name, persistentVolumeClaim: { claimName: name } })) },
+    );
+    await expect(disks.read(pod, signal)).rejects.toThrow("the pod has 129 persistent volumes, more than 128");
+    expect(kube.requests).toEqual([]);
+  });
+});
+
+function boundTo(uid: string) {
+  return { metadata: { uid }, spec: { volumeName: "pv-1" }, status: { phase: "Bound" } };
+}
