@@ -225,6 +225,9 @@ export async function busyboxImage(extra: TarEntry[] = [], config: TestImage["co
   return { layers: [base, ...(extra.length === 0 ? [] : [extra])], config: { Cmd: ["/bin/sh"], ...config } };
 }
 
+const NAME_BYTES = 100;
+const PREFIX_AT = 345;
+
 /** A tar archive (ustar). */
 export function makeTar(entries: readonly TarEntry[]): Buffer {
   const blocks: Buffer[] = [];
@@ -234,7 +237,9 @@ export function makeTar(entries: readonly TarEntry[]): Buffer {
     const header = Buffer.alloc(512);
     const octal = (value: number, at: number, length: number) =>
       header.write(value.toString(8).padStart(length - 1, "0"), at);
-    header.write(entry.path, 0, 100);
+    // A path that is longer than the field has its first folders in another one.
+    const cut = entry.path.length > NAME_BYTES ? entry.path.indexOf("/", entry.path.length - NAME_BYTES - 1) : -1;
+    header.write(entry.path.slice(cut + 1), 0, NAME_BYTES);
     octal(entry.mode ?? 0o644, 100, 8);
     octal(entry.uid ?? 0, 108, 8);
     octal(entry.gid ?? 0, 116, 8);
@@ -244,6 +249,7 @@ export function makeTar(entries: readonly TarEntry[]): Buffer {
     header.write(type, 156);
     header.write(entry.link ?? "", 157, 100);
     header.write("ustar\u000000", 257);
+    header.write(entry.path.slice(0, Math.max(cut, 0)), PREFIX_AT);
     octal(
       header.reduce((sum, byte) => sum + byte, 0),
       148,

@@ -19,6 +19,8 @@ import type { ContainerPolicy } from "./container-policy.ts";
 export interface HostAccess {
   /** Kubernetes namespaces; `*` is each of them. */
   namespaces: readonly string[];
+  /** Folder of this host where pods' logs are shown as a kubelet's. */
+  podLogs?: string | undefined;
 }
 
 /** What `engine.host` gives. */

@@ -175,6 +175,13 @@ const hostSchema = z
       .describe(
         "Kubernetes namespaces whose pods may have it, as the agents name them, or * for all: whoever makes pods there owns this host.",
       ),
+    podLogs: z
+      .string()
+      .startsWith("/", "must be an absolute path")
+      .optional()
+      .describe(
+        "Folder of this host, such as /var/log/pods, where the logs of all pods are as a kubelet's (NAMESPACE_POD_UID/CONTAINER/N.log, and links in the folder containers beside it), for those that collect them. Absent: nowhere.",
+      ),
   })
   .optional()
   .describe(

@@ -45,6 +45,7 @@ export {
   LABEL_NAMESPACE,
   LABEL_POD,
   LABEL_NODE,
+  LABEL_UID,
   namesNamespace,
   ownerLabels,
   tenantOf,

@@ -5,6 +5,7 @@ import type { RuntimeContainers } from "./containers.ts";
 import type { MachineGroups } from "./machine-groups.ts";
 import type { MachineUsers } from "../../bundle/machine-users.ts";
 import type { OwnContainerd } from "./own-containerd.ts";
+import type { PodLogs } from "./pod-logs.ts";
 
 /** What every sandbox of this engine works with. */
 export interface CriContext {
@@ -21,6 +22,8 @@ export interface CriContext {
   backend: string;
   /** As the runtime says that it has them made: known before the first machine. */
   groups: MachineGroups;
+  /** Where the host's owner has pods' logs shown. */
+  podLogs: PodLogs | undefined;
   pidsLimit: number;
   /** Bounds how many trees are measured at a time. */
   diskWalks: SharedPlaces;

@@ -66,6 +66,7 @@ import type { LogLimits } from "./logs.ts";
 import { machineGroups } from "./machine-groups.ts";
 import { checkMachineUsers, MachineUsers } from "../../bundle/machine-users.ts";
 import { OwnContainerd } from "./own-containerd.ts";
+import { PodLogs } from "./pod-logs.ts";
 import { openSandbox, recoverSandbox, removeSandbox, removeSandboxes } from "./sandbox.ts";
 
 interface CriEngineOptions {
@@ -174,6 +175,7 @@ export class CriEngine implements Engine {
       network: this.#own && new HostNetwork({ dir: join(stateDir, "network"), ...network }),
       backend,
       groups: machineGroups("cgroupfs", clock, backend),
+      podLogs: options.host?.podLogs === undefined ? undefined : new PodLogs(options.host.podLogs, logger),
       pidsLimit: options.pidsLimit ?? DEFAULT_PIDS_LIMIT,
       diskWalks: new SharedPlaces(DISK_WALKS),
     };
@@ -212,7 +214,13 @@ export class CriEngine implements Engine {
           cure: "run the backend on Linux, or use the process engine",
         },
       ];
-    const surroundings = [...(await checkCgroups()), ...(await checkResolvConf()), ...checkMachineUsers()];
+    const { host, stateDir } = this.#options;
+    const surroundings = [
+      ...(await checkCgroups()),
+      ...(await checkResolvConf()),
+      ...checkMachineUsers(),
+      ...(host?.podLogs === undefined ? [] : PodLogs.check(host.podLogs, stateDir)),
+    ];
     if (this.#own === undefined) return [...(await this.#checkRuntime()), ...surroundings];
     const forwarding = await checkForwarding(this.#options.network?.bridge ?? DEFAULT_BRIDGE);
     return [
@@ -344,12 +352,13 @@ export class CriEngine implements Engine {
     return await recoverSandbox(this.#context, home);
   }
 
-  async destroy({ id, dir }: MachineHome, { keepVolumes = false } = {}): Promise<void> {
+  async destroy({ id, dir, spec }: MachineHome, { keepVolumes = false } = {}): Promise<void> {
     const { network, groups, users } = this.#context;
     await removeSandboxes(this.#context, id, async () => await network?.detach(id));
     await groups.remove(id);
     await users.release(id);
     await unmountBelow(dir);
+    if (!keepVolumes) await this.#context.podLogs?.remove(spec);
     if (!keepVolumes) return await removeTree(dir);
     for (const name of await readdir(dir).catch(() => [])) if (name !== "volumes") await removeTree(join(dir, name));
   }

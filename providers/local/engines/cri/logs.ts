@@ -4,8 +4,9 @@
  * log again, and the file gets its number when nothing is written to the one before it any more.
  */
 import { lstatSync, readdirSync } from "node:fs";
-import { open, readdir, rename, rm, stat, symlink } from "node:fs/promises";
+import { open, readdir, rename, rm, stat, symlink, writeFile } from "node:fs/promises";
 import { join } from "node:path";
+import { showLog } from "./pod-logs.ts";
 
 /** What the runtime is told to write to. */
 export const LOG_LINK = "log";
@@ -20,6 +21,9 @@ export interface LogLimits {
 /** Before the container is made. @param dir of the instance */
 export async function prepareLog(dir: string): Promise<void> {
   await pointTo(dir, "log.0");
+  // The runtime goes on with a file that is there.
+  await writeFile(join(dir, "log.0"), "", { flag: "a", mode: 0o640 });
+  await show(dir);
 }
 
 /** Rotates the log if it has outgrown its limit. @param reopen has the runtime open its log again */
@@ -33,6 +37,7 @@ export async function rotateLog(dir: string, limits: LogLimits, reopen: () => Pr
   // From here on it grows under its number, also if the runtime was killed meanwhile and opens it by the link.
   await rename(join(dir, NEXT), join(dir, `log.${newest + 1}`));
   await pointTo(dir, `log.${newest + 1}`);
+  await show(dir);
   await cut(dir, newest, limits);
   await removeOld(dir, limits);
 }
@@ -43,7 +48,13 @@ export async function settleLog(dir: string, limits: LogLimits): Promise<void> {
   if (lstatSync(join(dir, NEXT), { throwIfNoEntry: false }) !== undefined)
     await rename(join(dir, NEXT), join(dir, `log.${newest + 1}`));
   await cut(dir, newestSegment(dir), limits);
+  await show(dir);
   await removeOld(dir, limits);
+}
+
+/** A log is kept and read whether or not it can be shown as well. */
+async function show(dir: string): Promise<void> {
+  await showLog(dir, join(dir, `log.${newestSegment(dir)}`)).catch(() => undefined);
 }
 
 /** Of a segment that grew faster than it was looked at, the end is kept: whole lines, as many as a log may have. */

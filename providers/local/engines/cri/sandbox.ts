@@ -241,7 +241,7 @@ class CriSandbox implements Sandbox {
   }
 
   async launch(launch: ContainerLaunch): Promise<LaunchPlan> {
-    const { client, containers } = this.#context;
+    const { client, containers, podLogs } = this.#context;
     const { spec, image, name, attempt, id, dir } = launch;
     if (image === undefined)
       throw new ContainerError("CreateContainerError", `container ${spec.name}: there is no image`);
@@ -252,6 +252,7 @@ class CriSandbox implements Sandbox {
       targetId: launch.target === undefined ? undefined : await containers.find(launch.target),
       users: this.#users,
     });
+    await podLogs?.begin(this.#home.spec, launch);
     const [mounts] = await together([this.#mounts(launch), prepareLog(dir), this.#removeFormer(launch)]);
     const config: MessageInitShape<typeof ContainerConfigSchema> = {
       metadata: { name, attempt },
@@ -285,6 +286,7 @@ class CriSandbox implements Sandbox {
         return await create();
       });
       containers.made(launch, containerId);
+      await podLogs?.named(this.#home.spec, launch, containerId);
       return { runtimeId: containerId };
     } catch (thrown) {
       await this.#removePrepared(launch);
