@@ -16,6 +16,14 @@ import { bundle } from "./bundle.ts";
 
 const repository = join(import.meta.dirname, "..");
 
+/** Messages of gRPC: generated as JavaScript, so the compiler leaves them where they are. */
+export const GENERATED = [
+  "providers/local/engines/cri/api.gen.js",
+  "providers/local/plugins/api/device-plugin/api.gen.js",
+  "providers/local/plugins/api/registration/api.gen.js",
+  "src/csi/api.gen.js",
+];
+
 interface LockedPackage {
   dev?: boolean;
   devOptional?: boolean;
@@ -52,9 +60,7 @@ export async function assemble(folder: string): Promise<void> {
   );
   for (const file of ["LICENSE", "src/provider/contract/openapi.yaml"])
     await copy(join(repository, file), join(app, file));
-  // Generated as JavaScript, so the compiler leaves it where it is.
-  for (const generated of ["providers/local/engines/cri/api.gen.js", "src/csi/api.gen.js"])
-    await copy(join(repository, generated), join(app, "dist", generated));
+  for (const generated of GENERATED) await copy(join(repository, generated), join(app, "dist", generated));
   for (const name of await runtimePackages()) await copyPackage(name, app);
   await copy(join(repository, `node_modules/node-linux-${process.arch}/bin/node`), join(app, "bin/node"));
   await copyPackageJson(app);

@@ -109,6 +109,7 @@ export async function startBackend(config: BackendConfig, options: BackendOption
     logMaxFiles: config.logs.maxFiles,
     capacity,
     eviction: evictionOf(config),
+    plugins: "plugins" in config.engine ? config.engine.plugins : undefined,
   });
   try {
     const { listen } = config;

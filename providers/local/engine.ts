@@ -36,6 +36,7 @@ import {
   type Volume,
   VmletError,
 } from "../../src/provider/kit/index.ts";
+import type { DeviceGrant } from "./devices.ts";
 
 type EngineName = "process" | "oci" | "cri" | "vm";
 
@@ -55,6 +56,8 @@ export interface Engine {
   readonly runtimeHandlers?: readonly RuntimeHandler[];
   /** Of the capabilities, those that only machines of some namespaces have. Absent: none. */
   readonly reserved?: ReservedCapabilities | undefined;
+  /** Its runtime knows the Container Device Interface. Absent: no. */
+  readonly hasCdi?: boolean;
   /** Images, when the engine has them (capability `images`). Without, `ContainerLaunch.image` is undefined. */
   readonly images?: ImageStore;
   /** Where a runtime keeps containers' commands by itself. Absent: shim processes do. */
@@ -222,6 +225,8 @@ export interface ContainerLaunch extends ContainerRef {
   image: PreparedImage | undefined;
   /** Volume name -> image, for volumes of type `image`. */
   imageVolumes: Readonly<Record<string, PreparedImage>>;
+  /** What it gets of the host's devices. */
+  devices?: DeviceGrant | undefined;
   /** The running container that `spec.target` names: its processes are to be seen. */
   target: ContainerRef | undefined;
 }

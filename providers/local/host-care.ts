@@ -10,6 +10,7 @@ import {
   type MachineSpec,
   type ProviderCapacity,
   ProviderError,
+  type ResourceAmounts,
 } from "../../src/provider/kit/index.ts";
 import type { Engine } from "./engine.ts";
 import type { Supervisor } from "./machine/supervisor.ts";
@@ -40,6 +41,8 @@ interface HostCareOptions {
   supervisors: ReadonlyMap<string, Supervisor>;
   /** What the owner of the host says machines may use; else the engine says. */
   capacity?: ProviderCapacity | undefined;
+  /** The devices that plugins have. Absent: there are no plugins. */
+  devices?: { counts(): { name: string; total: number; healthy: number }[] } | undefined;
   /** Absent: nothing is evicted. */
   eviction?: EvictionOptions | undefined;
   /** For tests. Default: this host's. */
@@ -114,6 +117,26 @@ export class HostCare {
    * what they take beyond what is counted as theirs. What the owner has said holds as it is.
    */
   async capacity(): Promise<ProviderCapacity | undefined> {
+    const capacity = await this.#ownCapacity();
+    const devices = this.#options.devices?.counts() ?? [];
+    if (capacity === undefined || devices.length === 0) return capacity;
+    const { allocatable, total } = capacity;
+    const others = ({ extended = [] }: ResourceAmounts = {}) =>
+      extended.filter(({ name }) => !devices.some((device) => device.name === name));
+    return {
+      ...capacity,
+      allocatable: {
+        ...allocatable,
+        extended: [...others(allocatable), ...devices.map(({ name, healthy }) => ({ name, count: healthy }))],
+      },
+      total: {
+        ...total,
+        extended: [...others(total), ...devices.map(({ name, total: count }) => ({ name, count }))],
+      },
+    };
+  }
+
+  async #ownCapacity(): Promise<ProviderCapacity | undefined> {
     const { capacity, engine, eviction } = this.#options;
     const conditions = this.#guard && { conditions: pressureConditions(this.#guard.pressures) };
     if (capacity !== undefined) return { ...capacity, ...conditions };

@@ -20,7 +20,6 @@ import {
   assertTellable,
   type CallOptions,
   type DeleteOptions,
-  type Capability,
   type Clock,
   goArchitecture,
   isSubset,
@@ -56,6 +55,7 @@ import {
 import type { Engine, HostProblem, Shims } from "./engine.ts";
 import { type EvictionOptions, HostCare, type ShutdownGrace } from "./host-care.ts";
 import { findTool } from "./host/command.ts";
+import { HostPlugins, type PluginOptions } from "./plugins/host-plugins.ts";
 import { lockFile } from "./host/lock.ts";
 import { TornFiles } from "./host/torn-files.ts";
 import { type MachineRecord, recordOfLost, whatIsKnown } from "./machine/record.ts";
@@ -83,6 +83,8 @@ interface LocalProviderOptions {
   logMaxFiles?: number | undefined;
   /** When machines go so that the host lives. Absent: never. */
   eviction?: EvictionOptions | undefined;
+  /** Absent: plugins of this host are not served. */
+  plugins?: PluginOptions | undefined;
   /** For tests; default: what this host has left. */
   observe?: (() => Promise<Observations>) | undefined;
   /** For tests; default: shim processes. */
@@ -122,6 +124,7 @@ export class LocalProvider implements Provider {
   readonly #supervisors = new Map<string, Supervisor>();
   readonly #secrets: SecretBudget;
   readonly #care: HostCare;
+  readonly #plugins: HostPlugins | undefined;
   /** Absent: the engine has none. */
   readonly #volumes: LocalVolumes | undefined;
   readonly volumes?: VolumeProvider;
@@ -139,7 +142,8 @@ export class LocalProvider implements Provider {
     this.#store = store;
     this.#lock = lock;
     this.#secrets = new SecretBudget(options.secrets?.maxBytes ?? Infinity);
-    this.#care = new HostCare({ ...options, supervisors: this.#supervisors });
+    this.#plugins = options.plugins && new HostPlugins(options.plugins, { ...options, supervisors: this.#supervisors });
+    this.#care = new HostCare({ ...options, devices: this.#plugins?.devices, supervisors: this.#supervisors });
     this.#volumes = options.engine.capabilities.includes("volumes.persistent")
       ? new LocalVolumes({
           ...options,
@@ -153,6 +157,7 @@ export class LocalProvider implements Provider {
       engine: options.engine,
       store,
       shims: options.shims ?? options.engine.keeper ?? processShims(options),
+      devices: this.#plugins?.devices,
       clock: options.clock,
       logger: options.logger,
       starts: new SharedPlaces(options.startConcurrency ?? START_CONCURRENCY),
@@ -164,21 +169,15 @@ export class LocalProvider implements Provider {
   /** @throws Error when the state directory is in use by another backend, or cannot be read. */
   static async open(options: LocalProviderOptions): Promise<LocalProvider> {
     const lock = await (options.lock ?? lockStateDir)(options.stateDir);
+    let plugins: HostPlugins | undefined;
     try {
-      const provider = new LocalProvider(
-        options,
-        new MachineStore(
-          options.stateDir,
-          options.clock,
-          new TornFiles(options.stateDir, options.logger),
-          options.secrets?.dir,
-        ),
-        lock,
-      );
+      const provider = new LocalProvider(options, storeOf(options), lock);
+      await (plugins = provider.#plugins)?.open();
       await provider.#recover();
       void provider.#care.run(provider.#closed.signal);
       return provider;
     } catch (thrown) {
+      await plugins?.close();
       closeSync(lock);
       throw thrown;
     }
@@ -199,6 +198,7 @@ export class LocalProvider implements Provider {
       this.#supervisors.set(kept.id, new Supervisor(this.#context, spec, record));
       this.#secrets.count(kept.id, tenantOf(spec.labels), secretBytes(spec));
     }
+    this.#plugins?.follow(this.#closed.signal);
     // Before the machines: they may pull, and a pull may remove images.
     this.#retainImages();
     await Promise.all([...this.#supervisors.values()].map((supervisor) => this.#takeOver(supervisor)));
@@ -298,12 +298,13 @@ export class LocalProvider implements Provider {
   }
 
   getInfo(_options: CallOptions): Promise<ProviderInfo> {
-    const capabilities: Capability[] = [...this.#engine.capabilities];
-    if (this.#care.tellsCapacity) capabilities.push("capacity");
+    const capabilities = new Set(this.#engine.capabilities);
+    if (this.#care.tellsCapacity) capabilities.add("capacity");
+    if (this.#plugins !== undefined) capabilities.add("devices");
     return Promise.resolve({
       name: `vmlet-backend/${this.#engine.name}`,
       version: this.#options.version,
-      capabilities: [...new Set(capabilities)],
+      capabilities: [...capabilities],
       // Every engine runs what this host's processor runs; engine vm's guests are of its kind too.
       os: "linux",
       architecture: goArchitecture(process.arch),
@@ -486,6 +487,7 @@ export class LocalProvider implements Provider {
     this.#cancelPrune();
     for (const cancel of this.#retries) cancel();
     await Promise.all([...this.#supervisors.values()].map((supervisor) => supervisor.close()));
+    await this.#plugins?.close();
     await this.#engine.close();
     closeSync(this.#lock);
   }
@@ -513,6 +515,10 @@ export class LocalProvider implements Provider {
   #assertOpen(): void {
     if (this.#closed.signal.aborted) throw new ProviderError("unavailable", "the backend is stopping");
   }
+}
+
+function storeOf({ stateDir, clock, logger, secrets }: LocalProviderOptions): MachineStore {
+  return new MachineStore(stateDir, clock, new TornFiles(stateDir, logger), secrets?.dir);
 }
 
 function processShims(options: LocalProviderOptions): Shims {

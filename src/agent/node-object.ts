@@ -15,6 +15,10 @@ export interface NodeObject {
   followCapacity(signal: AbortSignal): Promise<void>;
 }
 
+const CAPACITY_EVERY_MS = 30_000;
+/** Plugins come and go, and a device that has failed is not to be given to the next pod. */
+const DEVICES_EVERY_MS = 5_000;
+
 /**
  * @param acting the API server for what only the leader does
  * @param kubeletPort on which the node's kubelet API listens
@@ -29,7 +33,15 @@ export function createNode(
   const { node, events, clusterId, release, isReleaseElected, takeOver, clock, random, logger, metrics, version } =
     options;
   const onChange = () => controller.refresh();
-  const reported = new ProviderCapacitySource({ provider, clock, random, logger, onChange });
+  const hasDevices = () => backend.can("devices") === true;
+  const reported = new ProviderCapacitySource({
+    provider,
+    clock,
+    random,
+    logger,
+    onChange,
+    everyMs: () => (hasDevices() ? DEVICES_EVERY_MS : CAPACITY_EVERY_MS),
+  });
   const ofBackend = capacityOf(backend, reported);
   const controller = new NodeController({
     kube: acting,
@@ -58,7 +70,10 @@ export function createNode(
     report: () => backend.forNode(),
     capacity: {
       current: () =>
-        (node.capacity === undefined ? ofBackend : withConditions(fixedCapacity(node.capacity), reported)).current(),
+        (node.capacity === undefined
+          ? ofBackend
+          : withConditions(fixedCapacity(node.capacity), reported, hasDevices)
+        ).current(),
     },
     backend: healthOf(pods),
     volumes: volumesInUse,

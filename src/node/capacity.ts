@@ -29,6 +29,8 @@ const DEFAULT_RESOURCES: Readonly<Record<string, string>> = {
   "ephemeral-storage": "256Gi",
 };
 
+const MAX_WAIT_MS = 30_000;
+
 const NOTHING: Readonly<Record<string, string>> = { cpu: "0", memory: "0", pods: "0", "ephemeral-storage": "0" };
 
 /**
@@ -53,7 +55,10 @@ export function fixedCapacity(resources: Readonly<Record<string, string>> = {}):
 export function fromProvider(report: ProviderCapacity): NodeCapacity {
   const { cpu_millis = 0, memory_bytes = 0, ephemeral_bytes = 0, extended = [], pods = 110 } = report.allocatable;
   const isExtended = (name: string) => (name.includes("/") || name.startsWith("hugepages-")) && isQualifiedName(name);
-  const others = extended.filter(({ name }) => isExtended(name));
+  const counts = (list: typeof extended = []) =>
+    Object.fromEntries(
+      list.filter(({ name }) => isExtended(name)).map(({ name, count }) => [name, Quantity.of(count).toString()]),
+    );
   const { total } = report;
   const bytes = (amount: number) => Quantity.of(amount, "BinarySI").toString();
   return {
@@ -62,6 +67,7 @@ export function fromProvider(report: ProviderCapacity): NodeCapacity {
         ...(total.cpu_millis === undefined ? {} : { cpu: Quantity.ofMillis(total.cpu_millis).toString() }),
         ...(total.memory_bytes === undefined ? {} : { memory: bytes(total.memory_bytes) }),
         ...(total.ephemeral_bytes === undefined ? {} : { "ephemeral-storage": bytes(total.ephemeral_bytes) }),
+        ...counts(total.extended),
       },
     }),
     resources: {
@@ -70,20 +76,40 @@ export function fromProvider(report: ProviderCapacity): NodeCapacity {
       memory: Quantity.of(memory_bytes, "BinarySI").toString(),
       "ephemeral-storage": Quantity.of(ephemeral_bytes, "BinarySI").toString(),
       pods: String(pods),
-      ...Object.fromEntries(others.map(({ name, count }) => [name, Quantity.of(count).toString()])),
+      ...counts(extended),
     },
     conditions: (report.conditions ?? []).filter(({ type }) => isQualifiedName(type)),
     taints: (report.taints ?? []).filter(({ key, value = "" }) => isQualifiedName(key) && isLabelValue(value)),
   };
 }
 
-/** Capacity from the configuration, and what the backend says of the host besides. */
-export function withConditions(fixed: CapacitySource, reported: CapacitySource): CapacitySource {
+/**
+ * Capacity from the configuration, and what the backend says of the host besides.
+ * @param hasDevices the backend gives containers the devices of the extended resources that it tells: there are as many
+ *   as it says, unless the configuration says otherwise
+ */
+export function withConditions(
+  fixed: CapacitySource,
+  reported: CapacitySource,
+  hasDevices = () => false,
+): CapacitySource {
   return {
     current: () => {
       const capacity = fixed.current();
-      const { conditions } = reported.current() ?? {};
-      return capacity && { ...capacity, ...(conditions && { conditions }) };
+      const told = reported.current();
+      if (capacity === undefined || told === undefined) return capacity;
+      const { conditions } = told;
+      if (!hasDevices()) return { ...capacity, conditions };
+      const others = (list: Readonly<Record<string, string>> = {}) =>
+        Object.fromEntries(
+          Object.entries(list).filter(([name]) => name.includes("/") && !(name in capacity.resources)),
+        );
+      return {
+        ...capacity,
+        resources: { ...capacity.resources, ...others(told.resources) },
+        total: { ...capacity.total, ...others(told.total) },
+        conditions,
+      };
     },
   };
 }
@@ -95,8 +121,8 @@ interface ProviderCapacitySourceOptions {
   logger: Logger;
   /** Called when the report differs from the one before. */
   onChange?: (() => void) | undefined;
-  /** Default 30 s. */
-  everyMs?: number | undefined;
+  /** Asked before each wait. Default 30 s. */
+  everyMs?: (() => number) | undefined;
 }
 
 /** Asks the provider every so often. Its last report stands while it does not answer. */
@@ -114,10 +140,10 @@ export class ProviderCapacitySource implements CapacitySource {
 
   /** Resolves when `signal` aborts. */
   async run(signal: AbortSignal): Promise<void> {
-    const { provider, clock, random, logger, onChange, everyMs = 30_000 } = this.#options;
-    const backoff = new Backoff({ initialMs: 500, maxMs: everyMs, clock, random });
+    const { provider, clock, random, logger, onChange, everyMs = () => MAX_WAIT_MS } = this.#options;
+    const backoff = new Backoff({ initialMs: 500, maxMs: MAX_WAIT_MS, clock, random });
     while (!signal.aborted) {
-      let delayMs = everyMs;
+      let delayMs = everyMs();
       try {
         const report = fromProvider(await provider.getCapacity!({ signal }));
         const changed = JSON.stringify(report) !== JSON.stringify(this.#current);

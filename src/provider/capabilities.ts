@@ -52,6 +52,7 @@ export const CAPABILITIES = {
   user_namespace: "users of the machine are none of its host's (host_users false)",
   sysctls: "kernel parameters of the machine",
   cdi_devices: "devices of the host, by their names in the Container Device Interface",
+  devices: "the devices of the extended resources that capacity has, given to the containers that ask for them",
   share_process_namespace: "one process namespace for all containers",
   resource_limits: "cpu and memory limits enforced, OOM kills reported",
   ephemeral_storage_limits: "local storage limits enforced",

@@ -37,6 +37,11 @@ export const ERROR_CODES: Readonly<Record<string, CodeMeaning>> = {
       "A container cannot start (yet). The reason is one of the kubelet's waiting reasons and stands in the pod's status.",
     cure: "As for a kubelet: look at the reason, above all at the image's name and at the pull secrets.",
   },
+  DEVICES: {
+    meaning:
+      "A machine cannot have the devices that it asks for: there are too few, or their plugin does not give them.",
+    cure: "As for a kubelet's UnexpectedAdmissionError: look at the device plugin's own log, and at the Node's allocatable.",
+  },
   DEVCLUSTER_CRON_SCHEDULE: {
     meaning: "The schedule of a CronJob cannot be read (devcluster).",
     cure: "Write five fields, `@daily` and its like, or `@every 5m`.",

@@ -71,15 +71,17 @@ const PODSPEC: Record<string, readonly string[]> = {
 
 /** The rooms of the reference backend. `machine` is the supervisor's: it sees engines only by `engine.ts`. */
 const BACKEND: Record<string, readonly string[]> = {
-  "engine.ts": [],
+  "devices.ts": [],
+  "engine.ts": ["devices.ts"],
   host: [],
   shim: ["engine.ts", "host"],
   images: ["engine.ts", "host"],
   network: ["engine.ts", "host"],
-  bundle: ["engine.ts", "host"],
+  bundle: ["devices.ts", "engine.ts", "host"],
   pressure: [],
-  machine: ["engine.ts", "host", "shim", "pressure"],
-  engines: ["engine.ts", "host", "shim", "images", "network", "bundle"],
+  machine: ["devices.ts", "engine.ts", "host", "shim", "pressure"],
+  plugins: ["devices.ts", "host"],
+  engines: ["devices.ts", "engine.ts", "host", "shim", "images", "network", "bundle"],
 };
 
 const KIT = "src/provider/kit/index.ts";

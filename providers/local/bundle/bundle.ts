@@ -46,10 +46,25 @@ export interface BundleInput {
    * lowest.
    */
   machine?: { spec: MachineSpec; memoryBytes: number; lowestOomScoreAdj: number };
+  /** Of this host, in the container's own /dev or elsewhere. `areBound`: they are among the mounts already. */
+  devices?: { nodes: readonly OciDevice[]; areBound: boolean } | undefined;
   /** A command of the runtime's side, run when the container has started. */
   poststart?: readonly [string, ...string[]];
   /** What "all" means: no more than the runtime itself has. Absent: all that Linux knows. */
   grantable?: readonly string[];
+}
+
+interface OciDevice {
+  type: "c" | "b";
+  path: string;
+  hostPath: string;
+  major: number;
+  minor: number;
+  fileMode: number;
+  uid: number;
+  gid: number;
+  /** Of `r`, `w` and `m`. */
+  access: string;
 }
 
 /** By number: linux/capability.h. */
@@ -125,6 +140,7 @@ export function ociConfig(input: BundleInput): object {
   const { spec, image, user, cgroupVersion, machine } = input;
   const security = spec.security ?? {};
   const privileged = security.privileged === true;
+  const devices = devicesOf(input.devices, privileged);
   const capabilities = capabilitiesOf(spec.name, security, input.grantable);
   const unmasked = privileged || security.unmasked_proc === true;
   const seccomp = privileged || security.seccomp === "unconfined" ? undefined : input.seccomp?.(capabilities);
@@ -152,10 +168,11 @@ export function ociConfig(input: BundleInput): object {
       ? {}
       : { hooks: { poststart: [{ path: input.poststart[0], args: input.poststart }] } }),
     linux: {
+      ...devices.nodes,
       namespaces: [{ type: "mount" }, ...input.namespaces, ...(cgroupVersion === 2 ? [{ type: "cgroup" }] : [])],
       cgroupsPath: input.cgroupsPath,
       resources: {
-        devices: privileged ? [{ allow: true, access: "rwm" }] : [{ allow: false, access: "rwm" }],
+        devices: devices.rules,
         ...ociResources(spec.resources, machine?.spec.resources, cgroupVersion),
         ...(cgroupVersion === 2 ? KILL_TOGETHER : {}),
         pids: { limit: input.pidsLimit },
@@ -166,6 +183,23 @@ export function ociConfig(input: BundleInput): object {
       ...(seccomp === undefined ? {} : { seccomp }),
       ...(unmasked ? {} : { maskedPaths: MASKED_PATHS, readonlyPaths: READONLY_PATHS }),
     },
+  };
+}
+
+/** Nodes that the runtime makes, and what of them the control group lets through. */
+function devicesOf(
+  { nodes = [], areBound = false }: Partial<NonNullable<BundleInput["devices"]>> = {},
+  privileged: boolean,
+) {
+  const made = nodes.map(({ access: _access, hostPath: _hostPath, ...device }) => device);
+  return {
+    nodes: made.length === 0 || areBound ? {} : { devices: made },
+    rules: privileged
+      ? [{ allow: true, access: "rwm" }]
+      : [
+          { allow: false, access: "rwm" },
+          ...nodes.map(({ type, major, minor, access }) => ({ allow: true, type, major, minor, access })),
+        ],
   };
 }
 

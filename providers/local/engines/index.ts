@@ -188,6 +188,21 @@ const hostSchema = z
     "Who may have this host's network, processes, IPC and files (hostNetwork, hostPID, hostIPC, hostPath), mounts that propagate, and privileged containers. A client of `clients` needs the verb host for it. Absent: nobody.",
   );
 
+const pluginsSchema = z
+  .strictObject({
+    directory: z
+      .string()
+      .startsWith("/", "must be an absolute path")
+      .default("/var/lib/kubelet")
+      .describe(
+        "Folder in which they look for a kubelet's sockets: device-plugins/kubelet.sock, plugins_registry. Default /var/lib/kubelet, the name that plugins know.",
+      ),
+  })
+  .optional()
+  .describe(
+    "Serve device plugins of this host, as a kubelet does: what they have is the Node's, and containers that ask for it get it. Who can write to the folder owns this host: a plugin may hand out any file of it. Absent: none are served.",
+  );
+
 const ociSchema = z.strictObject({
   type: z.literal("oci"),
   runtime: z.string().optional().describe("OCI runtime, by name or path. Default runc."),
@@ -202,6 +217,7 @@ const ociSchema = z.strictObject({
     .optional()
     .describe("Profile for containers that are not unconfined. Default: that of containers-common."),
   ...containedKeys,
+  plugins: pluginsSchema,
   images: imagesSchema,
   network: networkSchema,
 });
@@ -231,6 +247,7 @@ const criSchema = z
       ),
     ...containedKeys,
     host: hostSchema,
+    plugins: pluginsSchema,
     images: imagesSchema,
     network: networkSchema,
   })

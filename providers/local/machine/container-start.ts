@@ -10,6 +10,7 @@ import {
   toError,
   withAddresses,
 } from "../../../src/provider/kit/index.ts";
+import { type DeviceGrant, grantOf } from "../devices.ts";
 import {
   ContainerError,
   type ContainerLaunch,
@@ -34,7 +35,8 @@ const CONFIG_RETRY_MS = 10_000;
 const PULL_BACKOFF_SHOWN_MS = 2_000;
 const PULL_ERRORS: readonly string[] = ["ErrImagePull", "RegistryUnavailable", "SignatureValidationFailed"];
 
-type Images = Pick<ContainerLaunch, "image" | "imageVolumes">;
+/** What is obtained before anything is begun. */
+type Parts = Pick<ContainerLaunch, "image" | "imageVolumes" | "devices">;
 
 export class ContainerStarter {
   readonly #context: MachineContext;
@@ -99,8 +101,9 @@ export class ContainerStarter {
     try {
       if (container.own.kind === "main") state.initPassed();
       const images = await this.#obtainImages(spec, container);
+      const parts = { ...images, devices: await this.#prepareDevices(spec.name) };
       await starts.run(tenant, async () => {
-        const begun = await this.#begin(spec, images, backoff);
+        const begun = await this.#begin(spec, parts, backoff);
         instance = begun?.instance;
         if (begun !== undefined) await this.#startShim(begun.instance, begun.command);
       });
@@ -132,7 +135,7 @@ export class ContainerStarter {
    */
   async #begin(
     spec: ContainerSpec,
-    images: Images,
+    parts: Parts,
     backoff: ContainerRecord["backoff"],
   ): Promise<{ instance: ContainerInstance; command: StartCommand } | undefined> {
     const { folders, state, work } = this.#context;
@@ -147,7 +150,7 @@ export class ContainerStarter {
         ...ref,
         kind: container.own.kind,
         spec: withAddresses(spec, state.spec.address_tokens, sandbox.addresses),
-        ...images,
+        ...parts,
         target: this.#instances.get(spec.target ?? "")?.ref,
       });
     } catch (thrown) {
@@ -270,7 +273,22 @@ export class ContainerStarter {
 
   // --- what it is made of ---
 
-  async #obtainImages(spec: ContainerSpec, container: ContainerStatus): Promise<Images> {
+  /** @throws ContainerError when they are not to be had now: it never runs without */
+  async #prepareDevices(name: string): Promise<DeviceGrant | undefined> {
+    const { devices, state, work } = this.#context;
+    const holdings = state.devices.of(name);
+    if (holdings.length === 0) return undefined;
+    using wanted = linkAbort(work.closing, this.#wanted.signal);
+    try {
+      if (devices === undefined) throw new Error("its devices are plugins', and engine.plugins is not set any more");
+      await devices.prepare(holdings, wanted.signal);
+      return grantOf(holdings);
+    } catch (thrown) {
+      throw new ContainerError("CreateContainerConfigError", toError(thrown).message, { cause: thrown });
+    }
+  }
+
+  async #obtainImages(spec: ContainerSpec, container: ContainerStatus): Promise<Omit<Parts, "devices">> {
     const { engine, state, clock, tenant, work } = this.#context;
     const { images } = engine;
     if (images === undefined) return { image: undefined, imageVolumes: {} };

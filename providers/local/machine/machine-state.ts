@@ -23,6 +23,7 @@ import {
 } from "../../../src/provider/kit/index.ts";
 import { KILLED_EXIT, type SandboxHealth, type SandboxLoss } from "../engine.ts";
 import { type ContainerHolder, ContainerStatus, MAX_MESSAGE_CHARS } from "./container-status.ts";
+import { MachineDevices } from "./machine-devices.ts";
 import { MACHINE_LOST, newContainerRecord, newContainerState, type Ending, type MachineRecord } from "./record.ts";
 import type { MachineStore } from "./machine-store.ts";
 import { type FilesVolume, filesVolumes, findFiles, specWithContainer, specWithFiles } from "./spec-changes.ts";
@@ -44,6 +45,7 @@ export class MachineState implements ContainerHolder {
   readonly id: string;
   /** Fires at each write. */
   readonly changed = new Pulse();
+  readonly devices: MachineDevices;
   readonly #store: MachineStore;
   readonly #clock: Clock;
   readonly #logger: Logger;
@@ -61,6 +63,7 @@ export class MachineState implements ContainerHolder {
     this.id = record.machine.id;
     this.#spec = spec;
     this.#record = record;
+    this.devices = new MachineDevices(this, record);
     this.#store = options.store;
     this.#clock = options.clock;
     this.#logger = options.logger;

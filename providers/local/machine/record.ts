@@ -11,6 +11,7 @@ import {
   specIdentity,
   volumeClaims,
 } from "../../../src/provider/kit/index.ts";
+import type { HeldDevices } from "../devices.ts";
 import type { PreparedImage } from "../engine.ts";
 
 /** The reason of a machine that fails because its own record or specification is lost. */
@@ -25,6 +26,8 @@ export interface MachineRecord {
   specHash: string;
   /** The volumes that it has, also when its spec is lost. Absent: none. */
   claims?: readonly ClaimRecord[];
+  /** The devices that its containers have, until it is over. Absent: none, or not given yet. `lost`: nobody knows. */
+  devices?: HeldDevices | "lost";
   /** An engine's sandbox exists, or may exist. */
   sandbox: "none" | "opening" | "open";
   /** All init containers have passed since the sandbox was made. */
@@ -113,7 +116,7 @@ export function recordOfLost(
   const record = newRecord(id, spec ?? { labels: {}, restart_policy: "never", containers: [] }, known.host, known.now);
   const { machine } = record;
   Object.assign(machine, { version: known.revision, revision: known.revision, state: "stopping" });
-  return { ...record, sandbox: "opening", ending: lostEnding(known.why) };
+  return { ...record, sandbox: "opening", ending: lostEnding(known.why), devices: "lost" };
 }
 
 function lostEnding(message: string): Ending {

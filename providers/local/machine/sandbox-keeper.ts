@@ -12,6 +12,7 @@ import {
   untilAborted,
   type Volume,
 } from "../../../src/provider/kit/index.ts";
+import { DevicesRefused } from "../devices.ts";
 import type { ContainerRef, Sandbox, SandboxHealth, SandboxLoss } from "../engine.ts";
 import { logBytes } from "../shim/log-reader.ts";
 import { ANSWER_MS, answered, limitedSandbox, unanswered } from "./engine-deadlines.ts";
@@ -32,6 +33,8 @@ interface SandboxEvents {
   onHealth(health: SandboxHealth): void;
   /** The engine says that this machine can never be made. */
   onInvalid(error: Error): void;
+  /** It cannot have the devices that it asks for. */
+  onRefused(error: DevicesRefused): void;
   /** The machine uses more of the disk than it may, as `message` says. */
   onOverLimit(message: string): void;
 }
@@ -76,6 +79,7 @@ export class SandboxKeeper {
     this.#opening = opening;
     let cancel = () => {};
     try {
+      await this.#takeDevices(opening.signal);
       const open = async () => {
         opening.signal.throwIfAborted();
         state.beginOpening();
@@ -91,6 +95,21 @@ export class SandboxKeeper {
       this.#opening = undefined;
       this.#context.replan();
     }
+  }
+
+  /** Before anything is made of it, and without a place among the starts: a plugin takes the time that it likes. */
+  async #takeDevices(signal: AbortSignal): Promise<void> {
+    const { devices, state, home, work } = this.#context;
+    if (devices === undefined || state.devices.areGiven) return;
+    await devices.allocate(
+      home,
+      (held) => {
+        // The next backend chooses again.
+        work.closing.throwIfAborted();
+        state.devices.keep(held, devices.health);
+      },
+      signal,
+    );
   }
 
   async #open(signal: AbortSignal): Promise<void> {
@@ -140,6 +159,7 @@ export class SandboxKeeper {
 
   async #openFailed(error: Error): Promise<void> {
     const { state, logger, clock } = this.#context;
+    if (error instanceof DevicesRefused && state.record.ending === undefined) return this.#events.onRefused(error);
     if (!(await this.destroy({ keepVolumes: true })) || state.record.ending !== undefined) return;
     logger.warn({ err: error }, "Cannot make the machine's sandbox");
     const message = `Failed to create pod sandbox: ${error.message}`;

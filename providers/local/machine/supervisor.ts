@@ -21,6 +21,7 @@ import {
   type StreamOptions,
   tenantOf,
 } from "../../../src/provider/kit/index.ts";
+import type { DeviceSource } from "../devices.ts";
 import type { Engine, MachineHome, Sandbox, SandboxLoss } from "../engine.ts";
 import type { Shims } from "../engine.ts";
 import type { MachineUse } from "../pressure/eviction.ts";
@@ -48,6 +49,8 @@ export interface SupervisorContext {
   engine: Engine;
   store: MachineStore;
   shims: Shims;
+  /** Absent: there are no plugins. */
+  devices?: DeviceSource | undefined;
   clock: Clock;
   logger: Logger;
   /** Bounds how many machines and containers start at once, and shares that out among tenants. */
@@ -97,6 +100,7 @@ export class Supervisor implements MachineHome {
     const shared: MachineContext = {
       engine: context.engine,
       shims: context.shims,
+      devices: context.devices,
       clock,
       logger,
       starts: context.starts,
@@ -115,6 +119,7 @@ export class Supervisor implements MachineHome {
       onLost: (loss) => this.#sandboxLost(loss),
       onHealth: (health) => this.#state.showHealth(health),
       onInvalid: ({ message }) => this.#fail(0, { force: true, reason: "InvalidSpec", message }),
+      onRefused: ({ message }) => this.#refuse("UnexpectedAdmissionError", message),
       onOverLimit: (message) => this.#evict(message),
     });
     this.#starter = new ContainerStarter(shared, this.#instances);
@@ -282,6 +287,11 @@ export class Supervisor implements MachineHome {
     return this.#access.use();
   }
 
+  /** The health of what it has may have changed. */
+  showDevices(): void {
+    if (this.#context.devices !== undefined && !this.isOver) this.#state.devices.show(this.#context.devices.health);
+  }
+
   /** The host cannot keep it any longer (kubelet: evictPod). */
   evict(message: string, graceMs: number): void {
     if (this.isActive) this.#evict(message, graceMs);
@@ -408,6 +418,12 @@ export class Supervisor implements MachineHome {
   #evict(message: string, graceMs = EVICTION_GRACE_MS): void {
     this.#state.notice("Warning", "Evicted", message);
     this.#fail(graceMs, { force: false, reason: "Evicted", message });
+  }
+
+  /** As a kubelet that does not admit a pod. */
+  #refuse(reason: string, message: string): void {
+    this.#state.notice("Warning", reason, message);
+    this.#fail(0, { force: true, reason, message: `Pod was rejected: ${message}` });
   }
 
   #fail(graceMs: number, why: Pick<Ending, "force" | "reason" | "message">): void {

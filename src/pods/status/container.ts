@@ -120,12 +120,25 @@ function seenStatus(
     status.resources = resources;
     if (resources.requests !== undefined) status.allocatedResources = resources.requests;
   }
+  // A kubelet tells it of main containers alone (devicemanager: UpdateAllocatedResourcesStatus).
+  if (seen.devices !== undefined && seen.kind === "main") status.allocatedResourcesStatus = deviceHealth(seen.devices);
   if (seen.user !== undefined) {
     status.user = {
       linux: { uid: seen.user.uid, gid: seen.user.gid, supplementalGroups: seen.user.supplemental_groups },
     };
   }
   return status;
+}
+
+const HEALTH = { healthy: "Healthy", unhealthy: "Unhealthy", unknown: "Unknown" } as const;
+
+function deviceHealth(
+  devices: NonNullable<ContainerState["devices"]>,
+): NonNullable<ContainerStatus["allocatedResourcesStatus"]> {
+  return [...Map.groupBy(devices, ({ resource }) => resource)].map(([name, own]) => ({
+    name,
+    resources: own.map(({ id, health }) => ({ resourceID: id, health: HEALTH[health] })),
+  }));
 }
 
 /**

@@ -33,7 +33,7 @@ export interface paths {
     };
     /**
      * What machines may use in all
-     * @description Becomes the node's capacity and conditions, so that the scheduler sends no more than fits. It is what there is, not what is left: the scheduler counts for itself. Taints are given to a new node only: a node may not change its own. Asked again every 30 seconds; an agent whose configuration states the node's `capacity` takes the conditions alone.
+     * @description Becomes the node's capacity and conditions, so that the scheduler sends no more than fits. It is what there is, not what is left: the scheduler counts for itself. Taints are given to a new node only: a node may not change its own. Asked again every 30 seconds, every 5 where there are `devices`; an agent whose configuration states the node's `capacity` takes the conditions and the counts of devices alone.
      */
     get: operations["getCapacity"];
     put?: never;
@@ -542,6 +542,7 @@ export interface components {
        *     | `user_namespace` | users of the machine are none of its host's (host_users false) |
        *     | `sysctls` | kernel parameters of the machine |
        *     | `cdi_devices` | devices of the host, by their names in the Container Device Interface |
+       *     | `devices` | the devices of the extended resources that capacity has, given to the containers that ask for them |
        *     | `share_process_namespace` | one process namespace for all containers |
        *     | `resource_limits` | cpu and memory limits enforced, OOM kills reported |
        *     | `ephemeral_storage_limits` | local storage limits enforced |
@@ -616,6 +617,11 @@ export interface components {
         cpu_millis?: components["schemas"]["Count"];
         memory_bytes?: components["schemas"]["Count"];
         ephemeral_bytes?: components["schemas"]["Count"];
+        /** @description With the devices that nobody is given at present. */
+        extended?: {
+          name: string;
+          count: components["schemas"]["Count"];
+        }[];
       };
       /** @description Become conditions of the node, beside those that vmlet sets itself. MemoryPressure, DiskPressure and PIDPressure keep new pods away while they are True. */
       conditions?: {
@@ -1300,6 +1306,18 @@ export interface components {
       /** @description How the previous instance ended. */
       last?: components["schemas"]["ContainerTermination"];
       resources?: components["schemas"]["ContainerResources"];
+      /** @description The devices that it has of the extended resources among its limits, as many as it asks for of each, whether it runs or not, until the machine is over. Health is that of now. Capability `devices`. */
+      devices?: {
+        /** @description `nvidia.com/gpu`, `vendor.example/license`. */
+        resource: string;
+        /** @description The device's name among those of the resource. */
+        id: string;
+        /**
+         * @description Unknown while the program that looks after the device is away.
+         * @enum {string}
+         */
+        health: "healthy" | "unhealthy" | "unknown";
+      }[];
       user?: {
         uid: components["schemas"]["Count"];
         gid: components["schemas"]["Count"];
@@ -2277,4 +2295,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: 7093ca4d9c6e628fbec11538aae072b6b96a8fcb957c357a43d8f392e898799b
+// sha256 of openapi.yaml: ee1fc8d22b0cf02264e54f832a81ef7bbea1584eab5574398f91e22fbce295b5

@@ -81,6 +81,7 @@ export const UNCHECKED: readonly Capability[] = [
   "user_namespace",
   "sysctls",
   "cdi_devices",
+  "devices",
   "share_process_namespace",
   "ephemeral_storage_limits",
   "tty",

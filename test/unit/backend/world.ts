@@ -19,6 +19,8 @@ import type {
 } from "../../../providers/local/engine.ts";
 import type { EvictionOptions } from "../../../providers/local/host-care.ts";
 import type { Observations } from "../../../providers/local/pressure/thresholds.ts";
+import type { DeviceManager } from "../../../providers/local/plugins/device-manager.ts";
+import type { PluginOptions } from "../../../providers/local/plugins/host-plugins.ts";
 import { LocalProvider } from "../../../providers/local/provider.ts";
 import type { ShimEvents, Shims } from "../../../providers/local/engine.ts";
 import { settle, VirtualClock } from "../../support/virtual-clock.ts";
@@ -103,6 +105,9 @@ export class World {
   readonly refusals = new Map<"resize" | "applyFiles", Error>();
   /** What the engine measures. */
   volumes: { name: string; used_bytes: number }[] = [];
+  /** The plugins of the host, and who gives out their devices. Default: there are none. */
+  plugins: PluginOptions | undefined;
+  devices!: DeviceManager;
   /** When machines are evicted, and what their host has left. Default: never. */
   eviction: EvictionOptions | undefined;
   observed: Observations = new Map();
@@ -143,6 +148,7 @@ export class World {
       shims: shimsOf(this),
       stateDir: this.stateDir,
       secrets: this.secrets,
+      plugins: this.plugins && { ...this.plugins, onReady: (devices) => (this.devices = devices) },
       eviction: this.eviction,
       observe: () => Promise.resolve(this.observed),
       clock: this.clock,
@@ -258,6 +264,7 @@ export class World {
   #engine(): Engine {
     return {
       name: this.judge?.name ?? "process",
+      hasCdi: this.judge?.hasCdi ?? false,
       capabilities: this.judge?.capabilities ?? ALL_CAPABILITIES,
       ...(this.judge?.validate && { validate: (spec: MachineSpec) => this.judge!.validate!(spec) }),
       ...(this.images === undefined ? {} : { images: this.images }),

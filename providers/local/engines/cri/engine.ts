@@ -105,6 +105,7 @@ const CHECK_MS = 5_000;
 
 export class CriEngine implements Engine {
   readonly name = "cri";
+  readonly hasCdi = true;
   readonly images: CriImages;
   readonly keeper: RuntimeContainers;
   /** containerd's shim. */

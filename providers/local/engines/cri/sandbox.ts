@@ -40,6 +40,7 @@ import {
   type SandboxStats,
   type ShimExit,
 } from "../../engine.ts";
+import { deviceEnv } from "../../devices.ts";
 import { dialHost, dialTcp } from "../../host/dial.ts";
 import { unmountBelow } from "../../host/mounts.ts";
 import { removeTree } from "../../host/remove-tree.ts";
@@ -260,9 +261,19 @@ class CriSandbox implements Sandbox {
       command: spec.command ?? [],
       args: spec.args ?? [],
       workingDir: spec.working_dir ?? "",
-      envs: (spec.env ?? []).map(({ name, value }) => ({ key: name, value: Buffer.from(value) })),
+      // As a kubelet: the container's own word is the last one.
+      envs: [...deviceEnv(launch.devices), ...(spec.env ?? [])].map(({ name, value }) => ({
+        key: name,
+        value: Buffer.from(value),
+      })),
       mounts,
-      CDIDevices: (spec.cdi_devices ?? []).map((device) => ({ name: device })),
+      devices: (launch.devices?.nodes ?? []).map(({ path, hostPath, permissions }) => ({
+        containerPath: path,
+        hostPath,
+        permissions,
+      })),
+      annotations: launch.devices?.annotations ?? {},
+      CDIDevices: [...(spec.cdi_devices ?? []), ...(launch.devices?.cdi ?? [])].map((device) => ({ name: device })),
       labels: {
         ...machineLabels(this.#context, this.#home.id),
         [LABEL_CONTAINER]: name,
@@ -539,6 +550,8 @@ class CriSandbox implements Sandbox {
     const mounts: MessageInitShape<typeof MountSchema>[] = [];
     for (const { destination, source, options } of await etcMounts(this.#etc, launch, spec))
       mounts.push({ containerPath: destination, hostPath: source, readonly: options.includes("ro") });
+    for (const { path, hostPath, readOnly } of launch.devices?.mounts ?? [])
+      mounts.push({ containerPath: path, hostPath, readonly: readOnly });
     for (const [index, mount] of (spec.mounts ?? []).entries()) {
       const volume = (this.#home.spec.volumes ?? []).find(({ name }) => name === mount.volume);
       if (volume?.type === "image") mounts.push(imageMount(mount, launch.imageVolumes[mount.volume]?.location));

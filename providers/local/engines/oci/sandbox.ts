@@ -58,7 +58,9 @@ import type { Attachment } from "../../network/network.ts";
 import { allProcesses, isAlive, processArguments } from "../../host/proc.ts";
 import { spawnStreams } from "../../shim/spawn.ts";
 import { profileOf } from "../../bundle/apparmor.ts";
-import { capabilitiesInMask, commandEnv, ociConfig, ociResources } from "../../bundle/bundle.ts";
+import { bind, capabilitiesInMask, commandEnv, effectiveMounts, ociConfig, ociResources } from "../../bundle/bundle.ts";
+import { deviceNodes } from "../../bundle/device-nodes.ts";
+import { deviceEnv } from "../../devices.ts";
 import { Cgroup, cgroupVersion } from "../../bundle/cgroup.ts";
 import { kernelHostname } from "../../bundle/host-files.ts";
 import { MACHINE_USERS } from "../../bundle/machine-users.ts";
@@ -196,8 +198,10 @@ export class OciSandbox implements Sandbox {
     const rootfs = hasUsers ? await makeRoot(this.#home.dir, launch.id) : join(bundle, "rootfs");
     const grantable = ownCapabilities();
     try {
+      const devices = deviceNodes(spec.name, launch.devices?.nodes ?? []);
       const config = ociConfig({
-        spec,
+        // The container's own word is the last one.
+        spec: { ...spec, env: [...deviceEnv(launch.devices), ...(spec.env ?? [])] },
         image: image.config,
         user,
         hostname: this.#record.hostname,
@@ -206,7 +210,13 @@ export class OciSandbox implements Sandbox {
           ...heldNamespaces(this.#home, this.#record.attachment, hasUsers),
           { type: "pid", ...(await this.#joinedProcesses(launch, bundle)) },
         ],
-        mounts: await containerMounts(this.#home, launch, { bundle, isMapped: hasUsers }),
+        mounts: effectiveMounts([
+          ...(launch.devices?.mounts ?? []).map(({ path, hostPath, readOnly }) => bind(hostPath, path, readOnly)),
+          // A runtime cannot make nodes in a user namespace.
+          ...(hasUsers ? devices : []).map(({ path, hostPath }) => bind(hostPath, path, false)),
+          ...(await containerMounts(this.#home, launch, { bundle, isMapped: hasUsers })),
+        ]),
+        devices: { nodes: devices, areBound: hasUsers },
         cgroupsPath: this.#cgroupPath(launch),
         cgroupVersion: cgroupVersion(),
         sysctls: [...(hasUsers ? MACHINE_SYSCTLS : DEFAULT_SYSCTLS), ...(this.#home.spec.security?.sysctls ?? [])],

@@ -1,0 +1,56 @@
+/** Devices of this host in OCI terms: a node, or all nodes in a folder such as /dev/dri. */
+import { readdirSync, realpathSync, statSync } from "node:fs";
+import { join, relative } from "node:path";
+import { toError } from "../../../src/provider/kit/index.ts";
+import type { DeviceGrant } from "../devices.ts";
+import { ContainerError } from "../engine.ts";
+import type { BundleInput } from "./bundle.ts";
+
+type OciDevice = NonNullable<BundleInput["devices"]>["nodes"][number];
+
+/** @throws ContainerError when this host has no such device */
+export function deviceNodes(container: string, nodes: DeviceGrant["nodes"]): OciDevice[] {
+  return nodes.flatMap(({ path, hostPath, permissions }) => {
+    const found = (of: string) => {
+      const device = deviceOf(of);
+      return device === undefined
+        ? []
+        : [{ ...device, path: join(path, relative(hostPath, of)), hostPath: of, access: permissions }];
+    };
+    try {
+      const isFolder = statSync(hostPath).isDirectory();
+      const devices = isFolder ? listed(realpathSync(hostPath), hostPath).flatMap(found) : found(hostPath);
+      if (devices.length === 0) throw new Error("it is no device");
+      return devices;
+    } catch (thrown) {
+      throw new ContainerError(
+        "CreateContainerError",
+        `container ${container}: ${hostPath}: ${toError(thrown).message}`,
+        {
+          cause: thrown,
+        },
+      );
+    }
+  });
+}
+
+/** What is in a folder, by the name under which the folder is known. */
+function listed(folder: string, name: string): string[] {
+  return readdirSync(folder, { recursive: true, encoding: "utf8" }).map((each) => join(name, each));
+}
+
+/** Undefined for what is no device. */
+function deviceOf(path: string): Omit<OciDevice, "path" | "hostPath" | "access"> | undefined {
+  const stats = statSync(path);
+  if (!stats.isCharacterDevice() && !stats.isBlockDevice()) return undefined;
+  const number = BigInt(stats.rdev);
+  return {
+    type: stats.isBlockDevice() ? "b" : "c",
+    // As makedev(3) puts them together.
+    major: Number(((number >> 8n) & 0xfffn) | ((number >> 32n) & ~0xfffn)),
+    minor: Number((number & 0xffn) | ((number >> 12n) & ~0xffn & 0xffffffffn)),
+    fileMode: stats.mode & 0o777,
+    uid: stats.uid,
+    gid: stats.gid,
+  };
+}

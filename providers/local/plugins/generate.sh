@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# Makes the messages and services in api/ again: the APIs between a kubelet and the plugins of its node, from
+# k8s.io/kubelet (Apache License 2.0).
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+make() { "$here/../../../.ci/generate-grpc" "$here/api/$1" k8s.io/kubelet v0.36.3 "pkg/apis/$2/api.proto"; }
+make device-plugin deviceplugin/v1beta1
+make registration pluginregistration/v1

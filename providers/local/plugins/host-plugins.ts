@@ -1,0 +1,81 @@
+/** The plugins of this host, served as a kubelet does, and the machines that have something of them. */
+import type { Clock, Logger } from "../../../src/provider/kit/index.ts";
+import type { HeldDevices } from "../devices.ts";
+import { TornFiles } from "../host/torn-files.ts";
+import { DeviceManager } from "./device-manager.ts";
+import { connectDevicePlugin, type DevicePlugin } from "./device-plugin.ts";
+import { PluginDoor, pluginFolder } from "./registration.ts";
+
+export interface PluginOptions {
+  /** The folder in which plugins look for a kubelet. Absent, for tests: they do not find this one. */
+  directory?: string | undefined;
+  /** For tests. Default: by the plugin's socket. */
+  connect?: ((socket: string) => DevicePlugin) | undefined;
+  /** For tests: told of the manager. */
+  onReady?: ((devices: DeviceManager) => void) | undefined;
+}
+
+/** What is to be known of a machine. */
+interface Machine {
+  readonly isOver: boolean;
+  readonly record: { readonly devices?: HeldDevices | "lost" | undefined };
+  /** The health of what it has may have changed. */
+  showDevices(): void;
+}
+
+interface Surroundings {
+  stateDir: string;
+  clock: Clock;
+  logger: Logger;
+  engine: { readonly name: string; readonly hasCdi?: boolean | undefined };
+  supervisors: ReadonlyMap<string, Machine>;
+}
+
+export class HostPlugins {
+  readonly devices: DeviceManager;
+  readonly #supervisors: ReadonlyMap<string, Machine>;
+  readonly #door: PluginDoor | undefined;
+
+  constructor({ directory, connect = connectDevicePlugin, onReady }: PluginOptions, surroundings: Surroundings) {
+    const { stateDir, clock, logger, engine, supervisors } = surroundings;
+    this.#supervisors = supervisors;
+    this.devices = new DeviceManager({
+      stateDir,
+      clock,
+      logger,
+      engine,
+      connect,
+      torn: new TornFiles(stateDir, logger),
+      held: () =>
+        [...supervisors.values()].flatMap(({ isOver, record: { devices } }) =>
+          isOver || devices === undefined ? [] : [devices],
+        ),
+    });
+    if (directory !== undefined)
+      this.#door = new PluginDoor({ folder: pluginFolder(directory), devices: this.devices, clock, logger });
+    onReady?.(this.devices);
+  }
+
+  /** @throws ConfigError when a kubelet, or another backend, is there already */
+  async open(): Promise<void> {
+    await this.#door?.open();
+  }
+
+  /** The machines of a former backend are known: shows what becomes of their devices, until the signal aborts. */
+  follow(signal: AbortSignal): void {
+    this.devices.recall();
+    void this.#show(signal);
+  }
+
+  async #show(signal: AbortSignal): Promise<void> {
+    while (!signal.aborted) {
+      for (const supervisor of this.#supervisors.values()) supervisor.showDevices();
+      await this.devices.changed.wait(signal);
+    }
+  }
+
+  async close(): Promise<void> {
+    this.devices.close();
+    await this.#door?.close();
+  }
+}

@@ -1,0 +1,225 @@
+/**
+ * How plugins find this host's node, in the folder that they know a kubelet by (`/var/lib/kubelet`):
+ *
+ *     device-plugins/kubelet.sock   where device plugins register; made again at each start, by which they notice it
+ *     plugins_registry/*.sock       sockets of plugins that want to be found; they are looked for every second
+ *
+ * Who can write there owns the host: the folders are its owner's alone.
+ */
+import { once } from "node:events";
+import { chmodSync, lstatSync, readdirSync, rmSync } from "node:fs";
+import { createServer, type Http2Server, type ServerHttp2Session } from "node:http2";
+import { connect } from "node:net";
+import { basename, join } from "node:path";
+import { Code, ConnectError, createClient } from "@connectrpc/connect";
+import { connectNodeAdapter, createGrpcTransport, Http2SessionManager } from "@connectrpc/connect-node";
+import {
+  type Clock,
+  ConfigError,
+  type Logger,
+  pause,
+  removeStaleSocket,
+  toError,
+} from "../../../src/provider/kit/index.ts";
+import { makeFolder } from "../host/files.ts";
+import { type RegisterRequest, Registration } from "./api/device-plugin/api.gen.js";
+import { Registration as Registry } from "./api/registration/api.gen.js";
+import { API_VERSION, isExtendedResource } from "./judge.ts";
+
+/** Names and options. */
+const MAX_MESSAGE_BYTES = 64 * 1024;
+const LOOK_MS = 1_000;
+const RETRY_MS = 10_000;
+const CALL_MS = 5_000;
+/** Sockets that are looked at; a plugin that makes thousands is not followed. */
+const MAX_SOCKETS = 256;
+
+interface PluginFolder {
+  /** Where the sockets of device plugins are. */
+  devicePlugins: string;
+  registry: string;
+}
+
+export function pluginFolder(directory: string): PluginFolder {
+  return { devicePlugins: join(directory, "device-plugins"), registry: join(directory, "plugins_registry") };
+}
+
+/** Who takes device plugins. `register` rejects with what the plugin is told. */
+interface DevicePlugins {
+  register(resource: string, socket: string): Promise<void>;
+  unregister(resource: string): void;
+}
+
+interface PluginDoorOptions {
+  folder: PluginFolder;
+  devices: DevicePlugins;
+  clock: Clock;
+  logger: Logger;
+}
+
+export class PluginDoor {
+  readonly #options: PluginDoorOptions;
+  readonly #server: Http2Server;
+  readonly #sessions = new Set<ServerHttp2Session>();
+  readonly #closing = new AbortController();
+  /** Sockets of the registry that were looked at, with when that is to be done again; in monotonic milliseconds. */
+  readonly #seen = new Map<string, { inode: number; resource?: string | undefined; again: number }>();
+  #watching: Promise<void> | undefined;
+
+  constructor(options: PluginDoorOptions) {
+    this.#options = options;
+    this.#server = createServer(
+      connectNodeAdapter({
+        routes: (router) => {
+          router.service(Registration, { register: (request) => this.#register(request) });
+        },
+        connect: false,
+        grpcWeb: false,
+        readMaxBytes: MAX_MESSAGE_BYTES,
+      }),
+    );
+    this.#server.on("session", (session) => {
+      this.#sessions.add(session);
+      session.once("close", () => this.#sessions.delete(session));
+    });
+  }
+
+  /** @throws ConfigError when a kubelet, or another backend, is there already */
+  async open(): Promise<void> {
+    const { folder, logger } = this.#options;
+    for (const each of [folder.devicePlugins, folder.registry]) makeFolder(each, 0o750);
+    const socket = join(folder.devicePlugins, "kubelet.sock");
+    if (!(await removeStaleSocket(socket)))
+      throw new ConfigError(
+        `engine.plugins: a kubelet or another backend listens on ${socket}: choose another directory, or stop it`,
+      );
+    // As a kubelet: plugins notice that they have to register again.
+    for (const name of readdirSync(folder.devicePlugins))
+      if (isSocket(join(folder.devicePlugins, name))) rmSync(join(folder.devicePlugins, name), { force: true });
+    this.#server.listen(socket);
+    await once(this.#server, "listening");
+    this.#server.on("error", (error) => logger.error({ err: error }, "The socket of device plugins has failed"));
+    chmodSync(socket, 0o700);
+    this.#watching = this.#watchRegistry();
+  }
+
+  async close(): Promise<void> {
+    this.#closing.abort(new Error("the backend is stopping"));
+    await this.#watching;
+    if (!this.#server.listening) return;
+    const closed = once(this.#server, "close");
+    this.#server.close();
+    for (const session of this.#sessions) session.destroy();
+    await closed;
+  }
+
+  async #register({ version, endpoint, resourceName }: RegisterRequest): Promise<object> {
+    const { folder, devices, logger } = this.#options;
+    try {
+      if (version !== API_VERSION)
+        throw new Error(
+          `requested API version ${JSON.stringify(version)} is not supported by kubelet. Supported version is ["${API_VERSION}"]`,
+        );
+      if (endpoint === "" || endpoint === "." || basename(endpoint) !== endpoint || endpoint.includes("\0"))
+        throw new Error(`the endpoint ${JSON.stringify(endpoint)} is no name of a socket`);
+      await devices.register(resourceName, join(folder.devicePlugins, endpoint));
+      return {};
+    } catch (thrown) {
+      logger.warn({ resource: resourceName, endpoint, err: thrown }, "A device plugin is not taken");
+      throw new ConnectError(toError(thrown).message, Code.Unknown);
+    }
+  }
+
+  // --- those that want to be found ---
+
+  async #watchRegistry(): Promise<void> {
+    const { clock, logger } = this.#options;
+    const { signal } = this.#closing;
+    while (!signal.aborted) {
+      try {
+        this.#look();
+      } catch (thrown) {
+        logger.warn({ err: thrown }, "The registry of plugins cannot be looked at");
+      }
+      await pause(clock, LOOK_MS, signal);
+    }
+  }
+
+  #look(): void {
+    const { folder, devices, clock } = this.#options;
+    const found = socketsIn(folder.registry);
+    for (const [path, { resource, inode }] of this.#seen) {
+      if (found.get(path) === inode) continue;
+      this.#seen.delete(path);
+      if (resource !== undefined) devices.unregister(resource);
+    }
+    for (const [path, inode] of found) {
+      const seen = this.#seen.get(path);
+      if (seen !== undefined && clock.monotonic() < seen.again) continue;
+      this.#seen.set(path, { inode, again: Infinity });
+      void this.#meet(path, inode);
+    }
+  }
+
+  /** One that does not answer is asked again, and keeps no other waiting. */
+  async #meet(path: string, inode: number): Promise<void> {
+    const { clock, logger } = this.#options;
+    const isThere = () => this.#seen.get(path)?.inode === inode;
+    try {
+      const resource = await this.#introduce(path);
+      if (isThere()) this.#seen.set(path, { inode, resource, again: Infinity });
+    } catch (thrown) {
+      if (this.#closing.signal.aborted) return;
+      logger.warn({ path, err: thrown }, "A plugin of the registry is not taken");
+      if (isThere()) this.#seen.set(path, { inode, again: clock.monotonic() + RETRY_MS });
+    }
+  }
+
+  /** @returns the resource of a device plugin that was taken */
+  async #introduce(path: string): Promise<string> {
+    const { devices } = this.#options;
+    const baseUrl = "http://localhost";
+    const sessionManager = new Http2SessionManager(baseUrl, {}, { createConnection: () => connect(path) });
+    const transport = createGrpcTransport({ baseUrl, readMaxBytes: MAX_MESSAGE_BYTES, sessionManager });
+    const client = createClient(Registry, transport);
+    const within = { timeoutMs: CALL_MS, signal: this.#closing.signal };
+    try {
+      const { type, name, endpoint, supportedVersions } = await client.getInfo({}, within);
+      try {
+        if (type !== "DevicePlugin") throw new Error(`there are no plugins of type ${JSON.stringify(type)} here`);
+        if (!supportedVersions.includes(API_VERSION))
+          throw new Error(
+            `manager version, ${API_VERSION}, is not among plugin supported versions [${supportedVersions.join(" ")}]`,
+          );
+        if (!isExtendedResource(name))
+          throw new Error(`invalid name of device plugin socket: the ResourceName ${JSON.stringify(name)} is invalid`);
+        await devices.register(name, endpoint === "" ? path : endpoint);
+      } catch (thrown) {
+        await client
+          .notifyRegistrationStatus({ pluginRegistered: false, error: toError(thrown).message }, within)
+          .catch(() => undefined);
+        throw thrown;
+      }
+      await client.notifyRegistrationStatus({ pluginRegistered: true }, within);
+      return name;
+    } finally {
+      sessionManager.abort();
+    }
+  }
+}
+
+function isSocket(path: string): boolean {
+  return lstatSync(path, { throwIfNoEntry: false })?.isSocket() === true;
+}
+
+/** With their inodes: one that was made again is another. A folder's own are looked at too, as a kubelet does. */
+function socketsIn(folder: string): Map<string, number> {
+  const found = new Map<string, number>();
+  for (const entry of readdirSync(folder, { withFileTypes: true, recursive: true })) {
+    if (!entry.isSocket() || entry.name.startsWith(".") || found.size >= MAX_SOCKETS) continue;
+    const path = join(entry.parentPath, entry.name);
+    const inode = lstatSync(path, { throwIfNoEntry: false })?.ino;
+    if (inode !== undefined) found.set(path, inode);
+  }
+  return found;
+}
