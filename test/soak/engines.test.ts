@@ -1,7 +1,9 @@
 /**
  * Machines created and deleted in bursts, on each engine: nothing of them may be left. `SOAK_PROCESS`, `SOAK_OCI`,
  * `SOAK_CRI` and `SOAK_VM` set the number of machines (default 200; emulated VMs take more than a second each),
- * `SOAK_BURST` how many there are at a time; what the first burst takes of the host while it runs is printed.
+ * `SOAK_BURST` how many there are at a time; what the first burst takes of the host while it runs is printed. With
+ * `SOAK_REST`, also what processors it takes in so many seconds in which nobody asks for anything; with
+ * `SOAK_MINUTES`, bursts go on until these are over, and what was taken at the begin and the end is printed.
  */
 import { mkdtempSync, readdirSync, readFileSync, rmSync, statSync } from "node:fs";
 import { tmpdir } from "node:os";
@@ -30,6 +32,13 @@ interface Subject {
   burst: number;
 }
 
+const REST_MS = 1000 * Number(process.env["SOAK_REST"] ?? 0);
+const SOAK_MS = 60_000 * Number(process.env["SOAK_MINUTES"] ?? 0);
+/** Of the bursts before and after. */
+const MORE_MS = 1_200_000;
+const TICK_MS = 10;
+/** What outlives its container's first process, and has a name of its own beside another soak's. */
+const ORPHAN = `sleep 9${process.pid}`;
 const burstOf = (usual: number) => Number(process.env["SOAK_BURST"] ?? usual);
 const machines = (variable: string) => Number(process.env[variable] ?? 200);
 
@@ -65,23 +74,52 @@ async function traces(marks: readonly string[]): Promise<string[]> {
   return all.filter((line) => marks.some((mark) => line.includes(mark)));
 }
 
+const pidsOf = (running: readonly string[]) => running.flatMap((line) => /^process +(\d+) /.exec(line)?.[1] ?? []);
+
+/** What a file of a process says, as `read` finds it; 0 when it has ended. */
+function told(pid: string, file: string, read: (text: string) => number): number {
+  try {
+    return read(readFileSync(`/proc/${pid}/${file}`, "latin1"));
+  } catch {
+    return 0;
+  }
+}
+
+const sum = (numbers: readonly number[]) => numbers.reduce((all, each) => all + each, 0);
+
 /** Of what is left of this host while machines run: memory in MiB, of all their processes and of this one. */
 function figures(running: readonly string[], stateDir: string) {
-  const pids = running.flatMap((line) => /^process +(\d+) /.exec(line)?.[1] ?? []);
-  const pss = (pid: string) => {
-    try {
-      return Number(/^Pss: +(\d+)/m.exec(readFileSync(`/proc/${pid}/smaps_rollup`, "latin1"))?.[1] ?? 0) / 1024;
-    } catch {
-      return 0; // it has ended
-    }
-  };
+  const pids = pidsOf(running);
+  const pss = (text: string) => Number(/^Pss: +(\d+)/m.exec(text)?.[1] ?? 0) / 1024;
+  const memory = process.memoryUsage();
   return {
     processes: pids.length,
-    processesMib: Math.round(pids.map(pss).reduce((sum, mib) => sum + mib, 0)),
-    backendMib: Math.round(process.memoryUsage.rss() / 2 ** 20),
+    processesMib: Math.round(sum(pids.map((pid) => told(pid, "smaps_rollup", pss)))),
+    backendMib: Math.round(memory.rss / 2 ** 20),
+    backendHeapMib: Math.round(memory.heapUsed / 2 ** 20),
     backendDescriptors: readdirSync("/proc/self/fd").length,
     files: files(stateDir).length,
   };
+}
+
+/** Milliseconds of processors in a second of rest, of this process and of all of the machines'. */
+async function restfulness(running: readonly string[]): Promise<{ backendCpuMs: number; processesCpuMs: number }> {
+  const ticks = (text: string) => {
+    const [user, system] = text
+      .slice(text.lastIndexOf(")") + 2)
+      .split(" ")
+      .slice(11, 13)
+      .map(Number);
+    return (user! + system!) * TICK_MS;
+  };
+  const spent = () => sum(pidsOf(running).map((pid) => told(pid, "stat", ticks)));
+  const [own, theirs] = [process.cpuUsage(), spent()];
+  const { promise: over, resolve } = Promise.withResolvers<void>();
+  systemClock.after(REST_MS, resolve);
+  await over;
+  const { user, system } = process.cpuUsage(own);
+  const perSecond = (ms: number) => Math.round((10 * ms) / (REST_MS / 1000)) / 10;
+  return { backendCpuMs: perSecond((user + system) / 1000), processesCpuMs: perSecond(spent() - theirs) };
 }
 
 function cgroups(root: string, depth = 3): string[] {
@@ -154,7 +192,8 @@ for (const subject of subjects) {
       rmSync(stateDir, { recursive: true, force: true });
     });
 
-    test(`${subject.machines} machines in bursts of ${subject.burst} leave nothing`, async () => {
+    const title = `${subject.machines} machines in bursts of ${subject.burst} leave nothing`;
+    test(title, { timeout: SOAK_MS + MORE_MS }, async () => {
       const burst = async (look = async () => {}) => {
         const begun = performance.now();
         const made = await Promise.all(
@@ -162,7 +201,7 @@ for (const subject of subjects) {
             bench.create({
               ...(hasVolumes ? { volumes: [{ name: "m", type: "empty_dir", medium: "memory" }] } : {}),
               containers: [
-                bench.shell("a", "setsid sleep 998 & sleep 1000", {
+                bench.shell("a", `setsid ${ORPHAN} & sleep 1000`, {
                   ...(hasVolumes ? { mounts: [{ volume: "m", path: "/m" }] } : {}),
                 }),
               ],
@@ -179,7 +218,7 @@ for (const subject of subjects) {
       };
       const marks = [
         ...[stateDir, runDir(stateDir), `vmlet-${machineHash(stateDir)}/`],
-        ...[`${network.bridge!}-`, `master ${network.bridge!} `, "sleep 998"],
+        ...[`${network.bridge!}-`, `master ${network.bridge!} `, ORPHAN],
       ];
       const left = async () => ({
         traces: await traces(marks),
@@ -188,15 +227,24 @@ for (const subject of subjects) {
       });
       const idle = figures([], stateDir);
       // What the first machines make for all that follow: bridge, rules, template.
-      await burst(async () => console.log(subject.name, { idle, busy: figures(await traces(marks), stateDir) }));
+      await burst(async () => {
+        const running = await traces(marks);
+        console.log(subject.name, { idle, busy: figures(running, stateDir) });
+        if (REST_MS > 0) console.log(subject.name, await restfulness(running));
+      });
       const isOwn = (line: string) => line.startsWith("link") || /containerd --config \S+$/.test(line);
       const before = await bench.until(async () => {
         const now = await left();
         expect(now.traces.filter((line) => !isOwn(line))).toEqual([]);
         return now;
       });
-      for (let made = subject.burst; made < subject.machines; made += subject.burst) await burst();
+      const [begin, begun] = [figures(before.traces, stateDir), performance.now()];
+      let made = subject.burst;
+      for (; made < subject.machines || performance.now() - begun < SOAK_MS; made += subject.burst) await burst();
       await bench.until(async () => expect(await left()).toEqual(before));
+      const end = figures(before.traces, stateDir);
+      if (SOAK_MS > 0) console.log(subject.name, { made, begin, end });
+      expect(end.backendDescriptors).toBeLessThanOrEqual(begin.backendDescriptors);
     });
   });
 }
