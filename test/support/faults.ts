@@ -100,14 +100,16 @@ export class Faults {
       for (const name of SYNC[kind])
         put(fs, name, (real) => (...args: never[]) => {
           const error = this.#errorFor(kind, name, String(args[0]));
-          if (error !== undefined) throw error;
-          return real.apply(fs, args);
+          if (error === undefined) return real.apply(fs, args);
+          if (isHalfDone(name, error)) real.apply(fs, emptied(args));
+          throw error;
         });
       for (const name of ASYNC[kind])
         put(promises, name, (real) => async (...args: never[]) => {
           const error = this.#errorFor(kind, name, String(args[0]));
-          if (error !== undefined) throw error;
-          return await real.apply(promises, args);
+          if (error === undefined) return await real.apply(promises, args);
+          if (isHalfDone(name, error)) await real.apply(promises, emptied(args));
+          throw error;
         });
     }
     put(childProcess, "spawn", (real) => (...args: never[]) => {
@@ -121,6 +123,12 @@ export class Faults {
     };
   }
 }
+
+/** A full or broken disk lets a file be made, and nothing be written to it. */
+const isHalfDone = (name: string, { code }: NodeJS.ErrnoException): boolean =>
+  name.startsWith("writeFile") && ["ENOSPC", "EDQUOT", "EIO"].includes(code!);
+
+const emptied = ([path, _content, ...options]: never[]): never[] => [path!, "" as never, ...options];
 
 /**
  * What Node returns when it cannot start a process for want of descriptors: there are no streams, and the error comes

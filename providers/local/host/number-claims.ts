@@ -75,6 +75,8 @@ export class NumberClaims {
       await writeFile(this.#file(number), owner, { flag: "wx", mode: 0o600 });
     } catch (thrown) {
       if ((thrown as NodeJS.ErrnoException).code === "EEXIST") return false;
+      // A full disk lets the file be made, and nothing be written to it: the number would be nobody's for ever.
+      await rm(this.#file(number), { force: true }).catch(() => undefined);
       throw thrown;
     }
     taken.set(owner, number);
