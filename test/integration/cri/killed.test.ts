@@ -1,9 +1,11 @@
 /** A backend of engine cri that is killed and started again: its containerd and its machines go on meanwhile. */
+import { execFileSync } from "node:child_process";
 import { existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterAll, beforeEach, expect, onTestFinished, test, vi } from "vitest";
 import { CriEngine } from "../../../providers/local/engines/cri/engine.ts";
+import { taskExit } from "../../../providers/local/engines/cri/shims.ts";
 import { findTool } from "../../../providers/local/host/command.ts";
 import { HostNetwork } from "../../../providers/local/network/network.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
@@ -102,13 +104,37 @@ if [ -n "$slow" ]; then touch ${begun}; while [ ! -e ${over} ]; do sleep 0.05; d
 exit 0
 `;
     writeFileSync(join(dir, "runc"), script, { mode: 0o755 });
-    const path = process.env["PATH"];
-    onTestFinished(() => {
-      writeFileSync(over, "");
-      process.env["PATH"] = path;
-    });
-    process.env["PATH"] = `${dir}:${path}`;
+    onTestFinished(() => writeFileSync(over, ""));
+    putFirst(dir);
     return { begun, over };
+  }
+
+  function putFirst(folder: string): void {
+    const path = process.env["PATH"];
+    onTestFinished(() => void (process.env["PATH"] = path));
+    process.env["PATH"] = `${folder}:${path}`;
+  }
+
+  /**
+   * Puts a runc first on the PATH that deletes a container and stops containerd, so that the shim's answer is not read
+   * before somebody kills it. `DIR/begun` then has containerd's state folder and the container's id.
+   */
+  function stoppingRunc(): { begun: string } {
+    const dir = join(backend.stateDir, "../stopping");
+    mkdirSync(dir);
+    const begun = join(dir, "begun");
+    const runc = findTool("runc")!;
+    const script = `#!/bin/sh
+case " $* " in *" delete "*) for id; do :; done; ${runc} $(echo "$@" | sed 's/ delete / state /; s/ --force / /') 2>&1 | grep -q 'container-type": "container"' && stop=1;; esac
+${runc} "$@" || exit
+[ -n "$stop" ] || exit 0
+kill -STOP $(cut -d ' ' -f 1 ${join(backend.stateDir, "cri/pid")})
+echo "\${PWD%/io.containerd.*} $id" > ${begun}.new
+mv ${begun}.new ${begun}
+`;
+    writeFileSync(join(dir, "runc"), script, { mode: 0o755 });
+    putFirst(dir);
+    return { begun };
   }
 
   const killContainerd = () =>
@@ -127,10 +153,43 @@ exit 0
     expect(readFileSync(join(volume("m1"), "runs"), "utf8")).toBe("run\n");
   });
 
-  // Not so when the backend is killed in the same instant: the shim's word is gone then. containerd's CRI plugin has the
-  // shim delete the task (internal/cri/server/events.go: handleContainerExit), which answers with the exit code, ends the
-  // shim's record of it, and only then writes it down (UpdateSync). Until that is written only the two killed processes
-  // know it; a shim that is asked afterwards has no such task. The end is told as ContainerStatusUnknown then.
+  const UNTIL_TOLD = "while [ ! -e /v/end ]; do sleep 0.05; done; exit 7";
+
+  test("a container that ends while neither backend nor containerd runs is told with its exit code", async () => {
+    await backend.start();
+    await backend.call("PUT", "/v1/machines/m1", shell(UNTIL_TOLD));
+    await backend.reaches("m1", "running");
+    // The pid of a process of this host is the container's, for it has no users of its own.
+    const pid = execFileSync("pgrep", ["--full", "while \\[ ! -e /v/end"], { encoding: "utf8" }).trim();
+    await backend.kill();
+    killContainerd();
+    writeFileSync(join(volume("m1"), "end"), "");
+    await vi.waitFor(() => expect(existsSync(`/proc/${pid}`)).toBe(false), PATIENCE);
+    await backend.start();
+    const { containers } = await backend.reaches("m1", "stopped");
+    expect(containers[0]!.terminated).toMatchObject({ exit_code: 7, reason: "Error" });
+  });
+
+  // The shim's word is gone then: containerd's CRI plugin has the shim delete the task (internal/cri/server/events.go:
+  // handleContainerExit), which answers with the exit code, ends the shim's record of it, and only then writes it down
+  // (UpdateSync). Until that is written only the killed process knows it, and its log.
+  test("a container that ends without a backend is told with its exit code, though containerd is killed before it writes it down", async () => {
+    const { begun } = stoppingRunc();
+    await backend.start();
+    await backend.call("PUT", "/v1/machines/m1", shell(UNTIL_TOLD));
+    await backend.reaches("m1", "running");
+    await backend.kill();
+    writeFileSync(join(volume("m1"), "end"), "");
+    await vi.waitFor(() => expect(existsSync(begun)).toBe(true), PATIENCE);
+    const [state, id] = readFileSync(begun, "utf8").trim().split(" ");
+    const { signal } = new AbortController();
+    await vi.waitFor(async () => expect(await taskExit(systemClock, state!, id!, signal)).toBe(undefined), PATIENCE);
+    killContainerd();
+    await backend.start();
+    const { containers } = await backend.reaches("m1", "stopped");
+    expect(containers[0]!.terminated).toMatchObject({ exit_code: 7, reason: "Error" });
+  });
+
   test("a container that has ended is told with its exit code, though containerd is killed while it clears it away", async () => {
     const { begun, over } = slowRunc("delete");
     await backend.start();

@@ -261,7 +261,8 @@ export class CriEngine implements Engine {
           problem: `the runtime at ${socket} is containerd ${runtimeVersion}`,
           cure: "install containerd 2.0 or newer: earlier ones have no events and do not tell a container's user",
         });
-      const { status } = await this.#client.runtime.status({}, within());
+      const { status, runtimeHandlers } = await this.#client.runtime.status({}, within());
+      this.#handlers = runtimeHandlers;
       for (const { type, status: holds, message } of status?.conditions ?? [])
         if (!holds && ["RuntimeReady", "NetworkReady"].includes(type))
           problems.push({
@@ -410,6 +411,7 @@ export class CriEngine implements Engine {
     const { clock, logger } = this.#options;
     this.#cancelCollect = clock.after(COLLECT_PERIOD_MS, () => {
       this.images.collect().catch((thrown: unknown) => logger.warn({ err: thrown }, "Image garbage collection failed"));
+      this.#own?.trimLog().catch((thrown: unknown) => logger.warn({ err: thrown }, "Cannot cut containerd's log"));
       this.#collectLater();
     });
   }

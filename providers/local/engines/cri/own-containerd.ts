@@ -8,13 +8,13 @@
  *     DIR/cni/10-vmlet.conflist, DIR/cni-leases/
  *     DIR/registries/      `_default`: of all images this backend, while it pulls one, and nobody else
  *     DIR/pid               `PID STARTTIME`
- *     DIR/containerd.log
+ *     DIR/containerd.log    as JSON; it may be the last to know how a container has ended
  *     /run/vmlet-cri-HASH/  sockets and what lives no longer than the host: unix sockets need a short path
  *     /run/vmlet-cri-HASH/exits/ID  how a container has ended, until that is told: containerd may lose it
  */
 import { type ChildProcess, spawn } from "node:child_process";
 import { closeSync, existsSync, openSync } from "node:fs";
-import { chmod, mkdir, readdir, readFile, rm, writeFile } from "node:fs/promises";
+import { chmod, mkdir, readdir, readFile, rm, stat, truncate, writeFile } from "node:fs/promises";
 import { dirname, join } from "node:path";
 import { type Clock, toError } from "../../../../src/provider/kit/index.ts";
 import type { HostProblem } from "../../engine.ts";
@@ -25,6 +25,7 @@ import { unmountBelow } from "../../host/mounts.ts";
 import { isAlive, processStat } from "../../host/proc.ts";
 import { removeTree } from "../../host/remove-tree.ts";
 import { CriClient } from "./client.ts";
+import { lastWords, loggedExits } from "./containerd-log.ts";
 import { sandboxImage } from "./sandbox-image.ts";
 import { endShims, taskExit, type TaskExit, watchTaskExits } from "./shims.ts";
 
@@ -59,6 +60,10 @@ const NOBODY = "http://127.0.0.1:9";
 const STOP_MS = 10_000;
 const PULL_MS = 30_000;
 const LIST_MS = 10_000;
+/** Of what it tells when it does not start. */
+const LAST_WORDS_CHARS = 1_000;
+/** Some thousand machines that came and went. */
+const MAX_LOG_BYTES = 8 * 1024 ** 2;
 
 export class OwnContainerd {
   readonly socket: string;
@@ -134,7 +139,9 @@ export class OwnContainerd {
 
   async #spawn(signal: AbortSignal): Promise<void> {
     const { dir } = this.#options;
-    const log = openSync(join(dir, "containerd.log"), "w", 0o600);
+    // Appended to, so that it can be cut while containerd writes it.
+    await rm(this.#logFile, { force: true });
+    const log = openSync(this.#logFile, "a", 0o600);
     // Where the shim is, which may not be on it; last, for what lies there beside it is not to be taken before others.
     const path = [process.env["PATH"], dirname(findTool(SHIM) ?? "/usr/bin")].filter(Boolean).join(":");
     const child = spawn(findTool(PROGRAM)!, ["--config", join(dir, "config.toml")], {
@@ -152,9 +159,14 @@ export class OwnContainerd {
     await this.#untilReady(child, signal);
   }
 
-  /** Writes down what containerd will not know of containers that ended without it, or end until it has started. */
+  /**
+   * Writes down what containerd will not know of containers that ended without it, or before it could write that down,
+   * or end until it has started.
+   */
   async #keepExits(untilStarted: AbortSignal): Promise<void> {
     const told = (id: string, exit: TaskExit) => writeJson(this.#exitFile(id), exit);
+    for (const [id, exit] of loggedExits((await readFileIfExists(this.#logFile)) ?? ""))
+      if (!existsSync(this.#exitFile(id))) told(id, exit);
     await watchTaskExits(this.#options.clock, join(this.#runDir, "state"), untilStarted, told);
   }
 
@@ -168,6 +180,16 @@ export class OwnContainerd {
     } finally {
       client.close();
     }
+  }
+
+  get #logFile(): string {
+    return join(this.#options.dir, "containerd.log");
+  }
+
+  /** Only the log's last moments are of use. To be called now and then, while somebody witnesses how containers end. */
+  async trimLog(): Promise<void> {
+    const { size } = await stat(this.#logFile).catch(() => ({ size: 0 }));
+    if (size > MAX_LOG_BYTES) await truncate(this.#logFile);
   }
 
   #exitFile(containerId: string): string {
@@ -275,10 +297,8 @@ export class OwnContainerd {
   }
 
   async #lastWords(): Promise<string> {
-    const log = await readFile(join(this.#options.dir, "containerd.log"), "utf8").catch((thrown: unknown) =>
-      String(toError(thrown)),
-    );
-    return log.slice(-1000).trim();
+    const log = await readFile(this.#logFile, "utf8").catch((thrown: unknown) => String(toError(thrown)));
+    return lastWords(log, LAST_WORDS_CHARS);
   }
 
   /** Its process id, if it runs. */
@@ -342,8 +362,10 @@ root = ${text(join(dir, "root"))}
 state = ${text(join(this.#runDir, "state"))}
 disabled_plugins = ["io.containerd.nri.v1.nri", "io.containerd.internal.v1.tracing", "io.containerd.tracing.processor.v1.otlp", "io.containerd.snapshotter.v1.erofs", "io.containerd.snapshotter.v1.blockfile", "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.zfs", "io.containerd.snapshotter.v1.btrfs"]
 
+# It tells of each end before it clears it away: ./containerd-log.ts
 [debug]
-level = "warn"
+level = "info"
+format = "json"
 [grpc]
 address = ${text(this.socket)}
 [ttrpc]
