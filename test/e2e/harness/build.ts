@@ -11,8 +11,8 @@ export const virtualKubeletModule = join(import.meta.dirname, "../virtual-kubele
 export const kubernetesModule = join(import.meta.dirname, "../kubernetes");
 export const corednsModule = join(import.meta.dirname, "../coredns");
 export const sampleApiServerModule = join(import.meta.dirname, "../sample-apiserver");
-export const containerdModule = join(import.meta.dirname, "../containerd");
-export const runcModule = join(import.meta.dirname, "../runc");
+export const containerdModule = join(import.meta.dirname, "../../../helm/runtime/containerd");
+export const runcModule = join(import.meta.dirname, "../../../helm/runtime/runc");
 export const csiModule = join(import.meta.dirname, "../csi");
 
 /**
