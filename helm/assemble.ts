@@ -20,6 +20,7 @@ const repository = join(import.meta.dirname, "..");
 export const GENERATED = [
   "providers/local/engines/cri/api.gen.js",
   "providers/local/plugins/api/device-plugin/api.gen.js",
+  "providers/local/plugins/api/pod-resources/api.gen.js",
   "providers/local/plugins/api/registration/api.gen.js",
   "src/csi/api.gen.js",
 ];

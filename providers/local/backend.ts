@@ -31,6 +31,7 @@ import { createEngine } from "./engines/index.ts";
 import { makeFolder } from "./host/files.ts";
 import { keepUntilLast } from "./host/oom-score.ts";
 import { memoryFolder, memoryFolderSize, memoryPlace } from "./host/memory-folder.ts";
+import { isServed, pluginSocket } from "./plugins/registration.ts";
 import { checkHost, LocalProvider } from "./provider.ts";
 
 /** Of the host's memory. */
@@ -149,6 +150,16 @@ function secretsPlace({ secrets: { medium, dir } }: BackendConfig, engine: Engin
   const place = memoryPlace(engine.capabilities.includes("volumes.files"), dir);
   // In most containers none permits programs: there, plain processes do without those in their volumes.
   return place ?? (engine.name === "process" ? memoryPlace(false, dir) : undefined);
+}
+
+/** Who else serves the plugins of this host. */
+export async function checkPlugins({ engine }: BackendConfig): Promise<HostProblem[]> {
+  const { directory } = ("plugins" in engine ? engine.plugins : undefined) ?? {};
+  if (directory === undefined) return [];
+  const socket = pluginSocket(directory);
+  if (!(await isServed(socket))) return [];
+  const problem = `${socket} is served already: by a kubelet, or by a backend that runs`;
+  return [{ fatal: false, problem, cure: "stop it before this backend is started, or set engine.plugins.directory" }];
 }
 
 /** What this host lacks for machines' secrets. */

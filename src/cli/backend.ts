@@ -1,7 +1,7 @@
 /** `vmlet backend`: the reference backend, and what its host lacks for it. */
 import { isatty } from "node:tty";
 import { Command } from "commander";
-import { checkSecrets, startBackend } from "../../providers/local/backend.ts";
+import { checkPlugins, checkSecrets, startBackend } from "../../providers/local/backend.ts";
 import { loadBackendConfig } from "../../providers/local/config.ts";
 import { createEngine } from "../../providers/local/engines/index.ts";
 import { checkHost } from "../../providers/local/provider.ts";
@@ -76,7 +76,12 @@ async function runCheck(path: string, options: ReportOptions): Promise<void> {
   await checkBackendHost(config, report);
   const engine = createEngine(config.engine, { stateDir: config.stateDir, clock: systemClock, logger: silentLogger });
   report.section(`Engine ${engine.name}`);
-  for (const { fatal, problem, cure } of [...checkHost(), ...(await engine.check()), ...checkSecrets(config, engine)])
+  for (const { fatal, problem, cure } of [
+    ...checkHost(),
+    ...(await engine.check()),
+    ...checkSecrets(config, engine),
+    ...(await checkPlugins(config)),
+  ])
     if (fatal) report.fault(problem, cure);
     else report.note(`${problem}: ${cure}`);
   const { capabilities } = engine;

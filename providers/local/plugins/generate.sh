@@ -6,3 +6,4 @@ here=$(cd "$(dirname "$0")" && pwd)
 make() { "$here/../../../.ci/generate-grpc" "$here/api/$1" k8s.io/kubelet v0.36.3 "pkg/apis/$2/api.proto"; }
 make device-plugin deviceplugin/v1beta1
 make registration pluginregistration/v1
+make pod-resources podresources/v1

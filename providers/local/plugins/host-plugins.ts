@@ -1,10 +1,13 @@
 /** The plugins of this host, served as a kubelet does, and the machines that have something of them. */
-import type { Clock, Logger } from "../../../src/provider/kit/index.ts";
+import { join } from "node:path";
+import type { Clock, Logger, MachineSpec } from "../../../src/provider/kit/index.ts";
 import type { HeldDevices } from "../devices.ts";
 import { TornFiles } from "../host/torn-files.ts";
 import { DeviceManager } from "./device-manager.ts";
 import { connectDevicePlugin, type DevicePlugin } from "./device-plugin.ts";
+import { podResources } from "./pod-resources.ts";
 import { PluginDoor, pluginFolder } from "./registration.ts";
+import { UnixServer } from "./unix-server.ts";
 
 export interface PluginOptions {
   /** The folder in which plugins look for a kubelet. Absent, for tests: they do not find this one. */
@@ -18,6 +21,7 @@ export interface PluginOptions {
 /** What is to be known of a machine. */
 interface Machine {
   readonly isOver: boolean;
+  readonly spec: MachineSpec;
   readonly record: { readonly devices?: HeldDevices | "lost" | undefined };
   /** The health of what it has may have changed. */
   showDevices(): void;
@@ -35,6 +39,7 @@ export class HostPlugins {
   readonly devices: DeviceManager;
   readonly #supervisors: ReadonlyMap<string, Machine>;
   readonly #door: PluginDoor | undefined;
+  readonly #podResources: UnixServer | undefined;
 
   constructor({ directory, connect = connectDevicePlugin, onReady }: PluginOptions, surroundings: Surroundings) {
     const { stateDir, clock, logger, engine, supervisors } = surroundings;
@@ -51,14 +56,21 @@ export class HostPlugins {
           isOver || devices === undefined ? [] : [devices],
         ),
     });
-    if (directory !== undefined)
+    if (directory !== undefined) {
       this.#door = new PluginDoor({ folder: pluginFolder(directory), devices: this.devices, clock, logger });
+      this.#podResources = new UnixServer(
+        join(directory, "pod-resources/kubelet.sock"),
+        podResources({ clock, machines: () => supervisors.values(), allocatable: () => this.devices.allocatable() }),
+        logger,
+      );
+    }
     onReady?.(this.devices);
   }
 
   /** @throws ConfigError when a kubelet, or another backend, is there already */
   async open(): Promise<void> {
     await this.#door?.open();
+    await this.#podResources?.listen();
   }
 
   /** The machines of a former backend are known: shows what becomes of their devices, until the signal aborts. */
@@ -77,5 +89,6 @@ export class HostPlugins {
   async close(): Promise<void> {
     this.devices.close();
     await this.#door?.close();
+    await this.#podResources?.close();
   }
 }

@@ -6,28 +6,21 @@
  *
  * Who can write there owns the host: the folders are its owner's alone.
  */
-import { once } from "node:events";
-import { chmodSync, lstatSync, readdirSync, rmSync } from "node:fs";
-import { createServer, type Http2Server, type ServerHttp2Session } from "node:http2";
+import { lstatSync, readdirSync, rmSync } from "node:fs";
 import { connect } from "node:net";
 import { basename, join } from "node:path";
-import { Code, ConnectError, createClient } from "@connectrpc/connect";
-import { connectNodeAdapter, createGrpcTransport, Http2SessionManager } from "@connectrpc/connect-node";
-import {
-  type Clock,
-  ConfigError,
-  type Logger,
-  pause,
-  removeStaleSocket,
-  toError,
-} from "../../../src/provider/kit/index.ts";
+import { Code, ConnectError, type ConnectRouter, createClient } from "@connectrpc/connect";
+import { createGrpcTransport, Http2SessionManager } from "@connectrpc/connect-node";
+import { type Clock, type Logger, pause, toError } from "../../../src/provider/kit/index.ts";
 import { makeFolder } from "../host/files.ts";
 import { type RegisterRequest, Registration } from "./api/device-plugin/api.gen.js";
 import { Registration as Registry } from "./api/registration/api.gen.js";
 import { API_VERSION, isExtendedResource } from "./judge.ts";
+import { UnixServer } from "./unix-server.ts";
 
 /** Names and options. */
 const MAX_MESSAGE_BYTES = 64 * 1024;
+const SOCKET = "kubelet.sock";
 const LOOK_MS = 1_000;
 const RETRY_MS = 10_000;
 const CALL_MS = 5_000;
@@ -42,6 +35,16 @@ interface PluginFolder {
 
 export function pluginFolder(directory: string): PluginFolder {
   return { devicePlugins: join(directory, "device-plugins"), registry: join(directory, "plugins_registry") };
+}
+
+/** Where plugins register. */
+export const pluginSocket = (directory: string): string => join(pluginFolder(directory).devicePlugins, SOCKET);
+
+/** Whether somebody listens there. */
+export async function isServed(socket: string): Promise<boolean> {
+  const { promise, resolve } = Promise.withResolvers<boolean>();
+  const connection = connect(socket, () => resolve(true)).once("error", () => resolve(false));
+  return await promise.finally(() => connection.destroy());
 }
 
 /** Who takes device plugins. `register` rejects with what the plugin is told. */
@@ -59,8 +62,7 @@ interface PluginDoorOptions {
 
 export class PluginDoor {
   readonly #options: PluginDoorOptions;
-  readonly #server: Http2Server;
-  readonly #sessions = new Set<ServerHttp2Session>();
+  readonly #server: UnixServer;
   readonly #closing = new AbortController();
   /** Sockets of the registry that were looked at, with when that is to be done again; in monotonic milliseconds. */
   readonly #seen = new Map<string, { inode: number; resource?: string | undefined; again: number }>();
@@ -68,49 +70,27 @@ export class PluginDoor {
 
   constructor(options: PluginDoorOptions) {
     this.#options = options;
-    this.#server = createServer(
-      connectNodeAdapter({
-        routes: (router) => {
-          router.service(Registration, { register: (request) => this.#register(request) });
-        },
-        connect: false,
-        grpcWeb: false,
-        readMaxBytes: MAX_MESSAGE_BYTES,
-      }),
-    );
-    this.#server.on("session", (session) => {
-      this.#sessions.add(session);
-      session.once("close", () => this.#sessions.delete(session));
-    });
+    const register = (request: RegisterRequest) => this.#register(request);
+    const routes = (router: ConnectRouter) => void router.service(Registration, { register });
+    this.#server = new UnixServer(join(options.folder.devicePlugins, SOCKET), routes, options.logger);
   }
 
   /** @throws ConfigError when a kubelet, or another backend, is there already */
   async open(): Promise<void> {
-    const { folder, logger } = this.#options;
-    for (const each of [folder.devicePlugins, folder.registry]) makeFolder(each, 0o750);
-    const socket = join(folder.devicePlugins, "kubelet.sock");
-    if (!(await removeStaleSocket(socket)))
-      throw new ConfigError(
-        `engine.plugins: a kubelet or another backend listens on ${socket}: choose another directory, or stop it`,
-      );
+    const { folder } = this.#options;
+    makeFolder(folder.registry, 0o750);
+    await this.#server.claim();
     // As a kubelet: plugins notice that they have to register again.
     for (const name of readdirSync(folder.devicePlugins))
       if (isSocket(join(folder.devicePlugins, name))) rmSync(join(folder.devicePlugins, name), { force: true });
-    this.#server.listen(socket);
-    await once(this.#server, "listening");
-    this.#server.on("error", (error) => logger.error({ err: error }, "The socket of device plugins has failed"));
-    chmodSync(socket, 0o700);
+    await this.#server.listen();
     this.#watching = this.#watchRegistry();
   }
 
   async close(): Promise<void> {
     this.#closing.abort(new Error("the backend is stopping"));
     await this.#watching;
-    if (!this.#server.listening) return;
-    const closed = once(this.#server, "close");
-    this.#server.close();
-    for (const session of this.#sessions) session.destroy();
-    await closed;
+    await this.#server.close();
   }
 
   async #register({ version, endpoint, resourceName }: RegisterRequest): Promise<object> {

@@ -104,6 +104,17 @@ export function buildNonewprivs(): Promise<string> {
   });
 }
 
+/** Kubernetes' own device plugin, of the suite's tests: two devices of `example.com/resource`, each a file of the host. */
+export function buildSampleDevicePlugin(): Promise<string> {
+  return buildGo({
+    name: "sample-device-plugin",
+    module: kubernetesModule,
+    sources: [],
+    args: ["build", "-trimpath", "-ldflags", "-s -w"],
+    target: "k8s.io/kubernetes/test/images/sample-device-plugin",
+  });
+}
+
 /** kube-proxy, for clusters whose pods use Services. */
 export function buildKubeProxy(): Promise<string> {
   return buildGo({
@@ -269,6 +280,7 @@ if (process.argv[1] !== undefined && basename(process.argv[1]) === "build.ts") {
     "kubernetes-e2e": buildKubernetesSuite,
     agnhost: buildAgnhost,
     nonewprivs: buildNonewprivs,
+    "sample-device-plugin": buildSampleDevicePlugin,
     "kube-proxy": buildKubeProxy,
     coredns: buildCoreDns,
     etcd: buildEtcd,

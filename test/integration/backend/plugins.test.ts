@@ -1,111 +1,38 @@
 /** Plugins of the host by their sockets: gRPC on both sides, as plugins in Go speak it, at the front door of a backend. */
 import { once } from "node:events";
 import { existsSync, mkdirSync, mkdtempSync, readdirSync, rmSync, statSync } from "node:fs";
-import { createServer, type Http2Server, type ServerHttp2Session } from "node:http2";
-import { connect, createServer as createSocket } from "node:net";
+import { connect, createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { Code, ConnectError, createClient } from "@connectrpc/connect";
-import { connectNodeAdapter, createGrpcTransport, Http2SessionManager } from "@connectrpc/connect-node";
+import { createGrpcTransport, Http2SessionManager } from "@connectrpc/connect-node";
 import { afterEach, beforeEach, describe, expect, test, vi } from "vitest";
-import {
-  DevicePlugin as PluginService,
-  Registration,
-} from "../../../providers/local/plugins/api/device-plugin/api.gen.js";
-import { Registration as Registry } from "../../../providers/local/plugins/api/registration/api.gen.js";
+import { PodResourcesLister } from "../../../providers/local/plugins/api/pod-resources/api.gen.js";
+import { HostPlugins } from "../../../providers/local/plugins/host-plugins.ts";
+import { checkPlugins } from "../../../providers/local/backend.ts";
+import { parseBackendConfig } from "../../../providers/local/config.ts";
 import { DeviceManager } from "../../../providers/local/plugins/device-manager.ts";
 import { connectDevicePlugin } from "../../../providers/local/plugins/device-plugin.ts";
 import { PluginDoor, pluginFolder } from "../../../providers/local/plugins/registration.ts";
 import { TornFiles } from "../../../providers/local/host/torn-files.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
+import { GPU, registerPlugin, TestPlugin } from "../../support/device-plugin.ts";
 
-const GPU = "vendor.example/gpu";
 const dir = mkdtempSync(join(tmpdir(), "vmlet-plugins-"));
 const folder = pluginFolder(dir);
 const kubelet = join(folder.devicePlugins, "kubelet.sock");
 let manager: DeviceManager;
 let door: PluginDoor;
-let plugins: Plugin[] = [];
+let plugins: TestPlugin[] = [];
 
-/** A device plugin of its own gRPC server. */
-class Plugin {
-  devices = ["g0", "g1"];
-  readonly told: { pluginRegistered: boolean; error: string }[] = [];
-  /** It says nothing to what it is asked. */
-  isSilent = false;
-  info = { type: "DevicePlugin", name: GPU, endpoint: "", supportedVersions: ["v1beta1"] };
-  readonly #sessions = new Set<ServerHttp2Session>();
-  readonly #server: Http2Server;
-  #again = Promise.withResolvers<void>();
-
-  constructor() {
-    const never = new Promise<never>(() => {});
-    this.#server = createServer(
-      connectNodeAdapter({
-        connect: false,
-        grpcWeb: false,
-        routes: (router) => {
-          router.service(PluginService, {
-            getDevicePluginOptions: () => (this.isSilent ? never : {}),
-            listAndWatch: this.#watch.bind(this),
-            allocate: ({ containerRequests }) => ({
-              containerResponses: containerRequests.map(({ devicesIds }) => ({
-                envs: { GPUS: devicesIds.join(",") },
-                devices: [{ containerPath: "/dev/gpu", hostPath: "/dev/null", permissions: "rw" }],
-              })),
-            }),
-          });
-          router.service(Registry, {
-            getInfo: () => (this.isSilent ? never : this.info),
-            notifyRegistrationStatus: ({ pluginRegistered, error }) => {
-              this.told.push({ pluginRegistered, error });
-              return {};
-            },
-          });
-        },
-      }),
-    );
-    this.#server.on("session", (session) => this.#sessions.add(session));
-    plugins.push(this);
-  }
-
-  async *#watch(_request: unknown, { signal }: { signal: AbortSignal }) {
-    while (!signal.aborted) {
-      yield { devices: this.devices.map((ID) => ({ ID, health: "Healthy" })) };
-      await this.#again.promise;
-    }
-  }
-
-  change(...devices: string[]): void {
-    this.devices = devices;
-    this.#again.resolve();
-    this.#again = Promise.withResolvers();
-  }
-
-  async listen(path: string): Promise<this> {
-    this.#server.listen(path);
-    await once(this.#server, "listening");
-    return this;
-  }
-
-  /** As SIGKILL would. */
-  die(): void {
-    for (const session of this.#sessions) session.destroy();
-    this.#server.close();
-  }
+function newPlugin(grant?: ConstructorParameters<typeof TestPlugin>[0]): TestPlugin {
+  const plugin = new TestPlugin(grant);
+  plugins.push(plugin);
+  return plugin;
 }
 
-async function register(request: { version?: string; endpoint?: string; resourceName?: string }): Promise<void> {
-  const baseUrl = "http://localhost";
-  const sessionManager = new Http2SessionManager(baseUrl, {}, { createConnection: () => connect(kubelet) });
-  try {
-    const client = createClient(Registration, createGrpcTransport({ baseUrl, sessionManager }));
-    await client.register({ version: "v1beta1", endpoint: "gpu.sock", resourceName: GPU, ...request });
-  } finally {
-    sessionManager.abort();
-  }
-}
+const register = (request: Parameters<typeof registerPlugin>[1]) => registerPlugin(kubelet, request);
 
 async function open(): Promise<void> {
   manager = new DeviceManager({
@@ -144,7 +71,7 @@ afterEach(async () => {
 
 describe("a plugin that registers", () => {
   test("has its devices told, and told again when they change", async () => {
-    const plugin = await new Plugin().listen(join(folder.devicePlugins, "gpu.sock"));
+    const plugin = await newPlugin().listen(join(folder.devicePlugins, "gpu.sock"));
     await register({});
     await isCounted(2);
     plugin.change("g0", "g1", "g2");
@@ -152,7 +79,9 @@ describe("a plugin that registers", () => {
   });
 
   test("gives what is asked of it", async () => {
-    await new Plugin().listen(join(folder.devicePlugins, "gpu.sock"));
+    const node = { containerPath: "/dev/gpu", hostPath: "/dev/null", permissions: "rw" };
+    const plugin = newPlugin((ids) => ({ envs: { GPUS: ids.join(",") }, devices: [node] }));
+    await plugin.listen(join(folder.devicePlugins, "gpu.sock"));
     await register({});
     await isCounted(2);
     const held = vi.fn<(held: unknown) => void>();
@@ -184,13 +113,13 @@ describe("a plugin that registers", () => {
   });
 
   test("has none to give when it is killed, and has them again when it is back", async () => {
-    const plugin = await new Plugin().listen(join(folder.devicePlugins, "gpu.sock"));
+    const plugin = await newPlugin().listen(join(folder.devicePlugins, "gpu.sock"));
     await register({});
     await isCounted(2);
     plugin.die();
     await isCounted(0, 2);
     rmSync(join(folder.devicePlugins, "gpu.sock"), { force: true });
-    await new Plugin().listen(join(folder.devicePlugins, "gpu.sock"));
+    await newPlugin().listen(join(folder.devicePlugins, "gpu.sock"));
     await register({});
     await isCounted(2);
   });
@@ -208,10 +137,10 @@ describe("a plugin that registers", () => {
   });
 
   test("and is silent then is not taken, and keeps no other from it", async () => {
-    const silent = await new Plugin().listen(join(folder.devicePlugins, "silent.sock"));
+    const silent = await newPlugin().listen(join(folder.devicePlugins, "silent.sock"));
     silent.isSilent = true;
     const waiting = register({ endpoint: "silent.sock", resourceName: "vendor.example/silent" });
-    await new Plugin().listen(join(folder.devicePlugins, "gpu.sock"));
+    await newPlugin().listen(join(folder.devicePlugins, "gpu.sock"));
     await register({});
     await isCounted(2);
     await expect(waiting).rejects.toThrow("failed to get device plugin options");
@@ -220,13 +149,13 @@ describe("a plugin that registers", () => {
 
 describe("a plugin in the registry", () => {
   test("is found, taken and told so", async () => {
-    const plugin = await new Plugin().listen(join(folder.registry, "gpu-reg.sock"));
+    const plugin = await newPlugin().listen(join(folder.registry, "gpu-reg.sock"));
     await isCounted(2);
     await vi.waitFor(() => expect(plugin.told).toEqual([{ pluginRegistered: true, error: "" }]));
   });
 
   test("is not asked any more when its socket is gone", async () => {
-    await new Plugin().listen(join(folder.registry, "gpu-reg.sock"));
+    await newPlugin().listen(join(folder.registry, "gpu-reg.sock"));
     await isCounted(2);
     rmSync(join(folder.registry, "gpu-reg.sock"));
     await isCounted(0, 2);
@@ -237,27 +166,42 @@ describe("a plugin in the registry", () => {
     [{ supportedVersions: ["v2"] }, "manager version, v1beta1, is not among plugin supported versions [v2]"],
     [{ name: "memory" }, 'invalid name of device plugin socket: the ResourceName "memory" is invalid'],
   ])("is told why it is not taken: %o", async (info, error) => {
-    const plugin = new Plugin();
+    const plugin = newPlugin();
     plugin.info = { ...plugin.info, ...info };
     await plugin.listen(join(folder.registry, "x-reg.sock"));
     await vi.waitFor(() => expect(plugin.told).toEqual([{ pluginRegistered: false, error }]), { timeout: 10_000 });
   });
 
   test("and is silent keeps no other from being found", async () => {
-    const silent = await new Plugin().listen(join(folder.registry, "a-silent.sock"));
+    const silent = await newPlugin().listen(join(folder.registry, "a-silent.sock"));
     silent.isSilent = true;
-    await new Plugin().listen(join(folder.registry, "b.sock"));
+    await newPlugin().listen(join(folder.registry, "b.sock"));
     await isCounted(2);
   });
 });
 
 describe("the folder of plugins", () => {
+  test("has a socket of PodResources, where a backend serves them", async () => {
+    const inner = join(dir, "host");
+    const surroundings = { stateDir: dir, clock: systemClock, logger: silentLogger, engine: { name: "cri" } };
+    const plugins = new HostPlugins({ directory: inner }, { ...surroundings, supervisors: new Map() });
+    await plugins.open();
+    const socket = join(inner, "pod-resources/kubelet.sock");
+    const baseUrl = "http://localhost";
+    const sessionManager = new Http2SessionManager(baseUrl, {}, { createConnection: () => connect(socket) });
+    const client = createClient(PodResourcesLister, createGrpcTransport({ baseUrl, sessionManager }));
+    expect((await client.list({})).podResources).toEqual([]);
+    sessionManager.abort();
+    await plugins.close();
+    expect(existsSync(socket)).toBe(false);
+  });
+
   test("is its owner's alone", () => {
     expect([folder.devicePlugins, kubelet].map((path) => statSync(path).mode & 0o777)).toEqual([0o750, 0o700]);
   });
 
   test("has a new kubelet.sock after each start, and no socket of a former plugin", async () => {
-    const plugin = await new Plugin().listen(join(folder.devicePlugins, "gpu.sock"));
+    const plugin = await newPlugin().listen(join(folder.devicePlugins, "gpu.sock"));
     const before = statSync(kubelet);
     await close();
     await open();
@@ -268,9 +212,25 @@ describe("the folder of plugins", () => {
     plugin.die();
   });
 
+  test("that somebody serves already is told by a check of the host", async () => {
+    const engine = { type: "oci", plugins: { directory: dir } };
+    const text = JSON.stringify({
+      apiVersion: "vmlet.dev/v1",
+      kind: "BackendConfig",
+      stateDir: "/s",
+      listen: { socket: "/s" },
+      engine,
+    });
+    const config = parseBackendConfig(text, "backend.yaml");
+    expect(await checkPlugins(config)).toMatchObject([{ fatal: false, problem: expect.stringContaining(kubelet) }]);
+    await close();
+    expect(await checkPlugins(config)).toEqual([]);
+    await open();
+  });
+
   test("of a kubelet that runs is left alone", async () => {
     await close();
-    const other = createSocket().listen(kubelet);
+    const other = createServer().listen(kubelet);
     await once(other, "listening");
     await expect(door.open()).rejects.toThrow(`a kubelet or another backend listens on ${kubelet}`);
     expect(existsSync(kubelet)).toBe(true);
