@@ -23,11 +23,12 @@ export const GUEST_PACKAGES: readonly string[] = [
 /** Where the program lies. */
 export const GUEST_FOLDER = "/opt/vmlet";
 
+const GUEST_SOCKET = "/run/vmlet/guest.sock";
 const PATH = "export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 const GUEST_CONFIG = `apiVersion: vmlet.dev/v1
 kind: BackendConfig
-listen: { socket: /run/vmlet/guest.sock }
+listen: { socket: ${GUEST_SOCKET} }
 stateDir: /var/lib/vmlet
 engine:
   type: cri
@@ -70,8 +71,14 @@ esac
 exec ${GUEST_FOLDER}/bin/node ${main} guest --config /etc/vmlet/guest.yaml >/var/log/vmlet.log 2>&1
 `,
     ),
-    // From its own streams to the guest's socket, and back.
-    script("/usr/lib/vmlet/relay", "exec /bin/nc -N -U /run/vmlet/guest.sock\n"),
+    // From its own streams to the guest's socket, and back; whoever comes while the guest starts waits for it.
+    script(
+      "/usr/lib/vmlet/relay",
+      `n=0
+until [ -S ${GUEST_SOCKET} ] || [ $n -ge 160 ]; do sleep 0.05; n=$((n + 1)); done
+exec /bin/nc -N -U ${GUEST_SOCKET}
+`,
+    ),
     file("/etc/vmlet/guest.yaml", config),
     file("/etc/hosts", "127.0.0.1\tlocalhost\n::1\tlocalhost\n"),
     file("/etc/hostname", "vmlet\n"),

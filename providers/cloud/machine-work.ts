@@ -14,6 +14,7 @@ import {
   type Machine,
   type MachineSpec,
   machineIsThere,
+  type Provider,
   ProviderError,
   type Random,
   specIdentity,
@@ -40,7 +41,7 @@ interface MachineWorkOptions {
 }
 
 /** What is known of a machine now: itself, or that there is none, said by the cloud or its guest. */
-export type Sight = { machine: Machine; record: MachineRecord } | "absent";
+export type Sight = { machine: Machine; record: MachineRecord; guest?: Provider | undefined } | "absent";
 
 /** Of VMs that never come up, so many are tried. */
 const MOST_VMS = 3;
@@ -114,9 +115,10 @@ export class MachineWork {
     // What this process has last seen of it may be older than what another has told of it since.
     if (!vm.isSeen) throw unknown(record, new Error("the host of its VM is out of sight"));
     if (vm.state === "stopped" || vm.state === "deleting") return await this.#fallen(record, vm, options);
+    const guest = this.#options.guests.of(vm);
     let machine: Machine;
     try {
-      machine = await this.#options.guests.of(vm).getPod(record.id, options);
+      machine = await guest.getPod(record.id, options);
     } catch (thrown) {
       if (!isProviderError(thrown, "not_found")) throw unknown(record, thrown);
       if (record.phase === "held")
@@ -128,7 +130,7 @@ export class MachineWork {
     if (record.phase === "told") await this.#hold(record, options);
     // Somebody wanted it gone, and let it have its grace.
     if (machine.state === "deleted") return await this.#bury(record, machine.containers, options);
-    return { machine: this.#views.told(record, vm, machine), record };
+    return { machine: this.#views.told(record, vm, machine), record, guest };
   }
 
   /** What one guest has had, none is told of again. That fails at worst: the next look writes it. */

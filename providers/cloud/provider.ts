@@ -12,6 +12,7 @@ import {
   type Capability,
   type Clock,
   CONTAINER_CAPABILITIES,
+  isOver,
   isSubset,
   isProviderError,
   linkAbort,
@@ -45,6 +46,7 @@ import { HttpVmProvider } from "../http-vm/index.ts";
 import { CloudCalls } from "./cloud-calls.ts";
 import type { InstanceType, VmCloud } from "./cloud.ts";
 import { Collector } from "./collector.ts";
+import { GuestEars } from "./guest-ears.ts";
 import { Guests, type OpenGuest } from "./guests.ts";
 import { Quarantine } from "./instance-types.ts";
 import { isLive, MachineWork, type Sight } from "./machine-work.ts";
@@ -101,6 +103,7 @@ export class CloudProvider implements Provider {
   readonly #work: MachineWork;
   readonly #views: Views;
   readonly #collector: Collector;
+  readonly #ears: GuestEars;
   readonly #known = new Map<string, Known>();
   readonly #events: MachineEvents;
   readonly #stop = new AbortController();
@@ -134,6 +137,7 @@ export class CloudProvider implements Provider {
       random,
       logger,
     });
+    this.#ears = new GuestEars({ onChange: (id) => this.#lookQuietly(id), clock, signal: this.#stop.signal });
     this.#collector = new Collector({
       cloud: this.#cloud,
       work: this.#work,
@@ -354,12 +358,15 @@ export class CloudProvider implements Provider {
   /** Keeps what was seen, and tells it to those who watch. @returns the newest that is known */
   #take(id: string, sight: Sight): Machine | undefined {
     if (sight === "absent") {
+      this.#ears.forget(id);
       const known = this.#known.get(id);
       if (known !== undefined) known.told = undefined;
       return undefined;
     }
-    const { machine, record } = sight;
+    const { machine, record, guest } = sight;
     const known = this.#knownOf(id);
+    if (guest === undefined || isOver(machine)) this.#ears.forget(id);
+    else if (this.#watchers > 0) this.#ears.listen(id, guest);
     if (record.phase !== "made") known.spec = undefined;
     const { told, version = 0 } = known;
     const isSame = told?.created_at === machine.created_at;

@@ -55,6 +55,7 @@ class Setup {
         if (key === "close") return () => Promise.resolve();
         const value: unknown = Reflect.get(target, key, target);
         if (typeof value !== "function") return value;
+        if (key === "watchPods") return value.bind(target) as unknown;
         return async (...args: unknown[]) => {
           await this.ask?.(vm, String(key));
           if (this.cloud.state.vms.get(vm.name)?.request.labels["vmlet-birth"] !== birth) throw unavailable();
@@ -492,6 +493,31 @@ describe("what nobody needs", () => {
 });
 
 describe("who watches", () => {
+  test("is told as soon as a guest tells, without a look, also when the guest's stream has broken", async () => {
+    const setup = new Setup();
+    const agent = setup.agent({ lookEveryMs: 3_600_000 });
+    const { revision } = await agent.getPods({ signal, labels: LABELS });
+    const stop = new AbortController();
+    const seen: string[] = [];
+    const watching = (async () => {
+      for await (const { machine } of agent.watchPods(revision, { signal: stop.signal, labels: LABELS }))
+        seen.push(`${machine.id} ${machine.state}`);
+    })();
+    let isDown = true;
+    setup.ask = ({ labels }, call) => {
+      if (call === "getPods" && labels["vmlet-machine"] === "late" && isDown) throw unavailable();
+    };
+    await agent.createPod("soon", spec({ containers: [script("sleep 3; exit 0")] }), { signal });
+    await agent.createPod("late", spec({ containers: [script("sleep 3; exit 0")] }), { signal });
+    await setup.pass(3500);
+    expect(seen).toEqual(["soon running", "late running", "soon stopped"]);
+    isDown = false;
+    await setup.pass(5000);
+    expect(seen.at(-1)).toBe("late stopped");
+    stop.abort();
+    await watching;
+  });
+
   test("is told of what changes in a guest, with versions and revisions that grow", async () => {
     const setup = new Setup();
     const agent = setup.agent();
