@@ -5,6 +5,7 @@ import {
   isProviderError,
   linkAbort,
   ProviderError,
+  type ProviderErrorCode,
   unlessAborted,
 } from "../../src/provider/kit/index.ts";
 import type { Entry, Vm, VmCloud, VmRequest } from "./cloud.ts";
@@ -31,30 +32,20 @@ export class CloudCalls {
   }
 
   /** Undefined when there certainly is none. */
-  record(id: string, options: CallOptions): Promise<MachineRecord | undefined> {
-    return this.#orAbsent(options, async (inner) => this.#believe(await this.#cloud.entries.get(id, inner)));
+  async record(id: string, options: CallOptions): Promise<MachineRecord | undefined> {
+    const entry = await this.entry(id, options);
+    return entry && this.#believe(entry);
   }
 
   /** Those of this scope that make sense. May lag. */
   async records(options: CallOptions): Promise<MachineRecord[]> {
-    const entries = await this.#within(options, (inner) => this.#cloud.entries.list([SCOPE, this.#scope], inner));
-    return entries.flatMap((entry) => {
-      try {
-        return [recordOf(entry)];
-      } catch {
-        return [];
-      }
-    });
+    return sensible(await this.entries([SCOPE, this.#scope], options), recordOf);
   }
 
   /** What stands there now: the new one, or that of who was faster. */
   async write(id: string, record: Omit<MachineRecord, "id" | "version">, options: CallOptions): Promise<MachineRecord> {
-    const words = wordsOf(record, this.#scope);
-    try {
-      return this.#believe(await this.#within(options, (inner) => this.#cloud.entries.create(id, words, inner)));
-    } catch (thrown) {
-      if (!isProviderError(thrown, "conflict")) throw thrown;
-    }
+    const entry = await this.createEntry(id, wordsOf(record, this.#scope), options);
+    if (entry !== undefined) return this.#believe(entry);
     const written = await this.record(id, options);
     if (written !== undefined) return written;
     throw new ProviderError("unavailable", `the entry of machine ${id} came and went`);
@@ -63,25 +54,44 @@ export class CloudCalls {
   /** Changes the record, unless somebody else has: look again. */
   async advance(record: MachineRecord, change: Partial<MachineRecord>, options: CallOptions): Promise<void> {
     const words = wordsOf({ ...record, ...change }, this.#scope);
-    try {
-      await this.#within(options, (inner) => this.#cloud.entries.swap(record.id, words, record.version, inner));
-    } catch (thrown) {
-      if (!isProviderError(thrown, "conflict") && !isProviderError(thrown, "not_found")) throw thrown;
-    }
+    await this.swapEntry(record.id, words, record.version, options);
   }
 
   /** Removes it if it is still the same. */
   async withdraw({ id, version }: MachineRecord, options: CallOptions): Promise<void> {
-    try {
-      await this.#within(options, (inner) => this.#cloud.entries.remove(id, version, inner));
-    } catch (thrown) {
-      if (!isProviderError(thrown, "conflict") && !isProviderError(thrown, "not_found")) throw thrown;
-    }
+    await this.removeEntry(id, version, options);
+  }
+
+  /** Undefined when there certainly is none. */
+  entry(name: string, options: CallOptions): Promise<Entry | undefined> {
+    return this.#unless(["not_found"], options, (inner) => this.#cloud.entries.get(name, inner));
+  }
+
+  /** May lag. */
+  entries(word: readonly [string, string], options: CallOptions): Promise<Entry[]> {
+    return this.#within(options, (inner) => this.#cloud.entries.list(word, inner));
+  }
+
+  /** Undefined when the name is taken. */
+  createEntry(name: string, words: Entry["words"], options: CallOptions): Promise<Entry | undefined> {
+    return this.#unless(["conflict"], options, (inner) => this.#cloud.entries.create(name, words, inner));
+  }
+
+  /** Undefined when it is another by now. */
+  swapEntry(name: string, words: Entry["words"], version: string, options: CallOptions): Promise<Entry | undefined> {
+    return this.#unless(["conflict", "not_found"], options, (inner) =>
+      this.#cloud.entries.swap(name, words, version, inner),
+    );
+  }
+
+  /** Unless it is another by now. */
+  async removeEntry(name: string, version: string, options: CallOptions): Promise<void> {
+    await this.#unless(["conflict", "not_found"], options, (inner) => this.#cloud.entries.remove(name, version, inner));
   }
 
   /** Undefined when there certainly is none. */
   vm(name: string, options: CallOptions): Promise<Vm | undefined> {
-    return this.#orAbsent(options, (inner) => this.#cloud.getVm(name, inner));
+    return this.#unless(["not_found"], options, (inner) => this.#cloud.getVm(name, inner));
   }
 
   vms(label: readonly [string, string], options: CallOptions): Promise<Vm[]> {
@@ -104,11 +114,16 @@ export class CloudCalls {
     }
   }
 
-  async #orAbsent<T>(options: CallOptions, read: (inner: CallOptions) => Promise<T>): Promise<T | undefined> {
+  /** Undefined when it fails in one of these ways. */
+  async #unless<T>(
+    codes: readonly ProviderErrorCode[],
+    options: CallOptions,
+    work: (inner: CallOptions) => Promise<T>,
+  ): Promise<T | undefined> {
     try {
-      return await this.#within(options, read);
+      return await this.#within(options, work);
     } catch (thrown) {
-      if (isProviderError(thrown, "not_found")) return undefined;
+      if (codes.some((code) => isProviderError(thrown, code))) return undefined;
       throw thrown;
     }
   }
@@ -126,4 +141,15 @@ export class CloudCalls {
       cancel();
     }
   }
+}
+
+/** Of those that make no sense nothing is known. */
+export function sensible<T>(entries: readonly Entry[], read: (entry: Entry) => T): T[] {
+  return entries.flatMap((entry) => {
+    try {
+      return [read(entry)];
+    } catch {
+      return [];
+    }
+  });
 }

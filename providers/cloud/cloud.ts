@@ -26,6 +26,8 @@ export interface InstanceType {
   readonly zone?: string | undefined;
   /** The cloud may take it back. */
   readonly spot?: boolean | undefined;
+  /** So many are kept running that are no machine yet. */
+  readonly warm?: number | undefined;
 }
 
 export interface VmRequest {
@@ -58,6 +60,7 @@ export interface Vm {
 
 /** A name with words behind it. */
 export interface Entry {
+  /** Letters, digits and `._-`, at most 128. */
   readonly name: string;
   /** At most 32, together at most 16 KiB. */
   readonly words: Readonly<Record<string, string>>;
@@ -107,5 +110,7 @@ export interface VmCloud {
   dial(vm: Vm, options: CallOptions): Promise<Duplex>;
   /** The sizes that can be had now. Absent: those of the configuration. */
   types?(options: CallOptions): Promise<InstanceType[]>;
+  /** What a VM that is ordered now is made of: those that wait for machines are replaced when this is another. */
+  version?(options: CallOptions): Promise<string>;
   close(): Promise<void>;
 }

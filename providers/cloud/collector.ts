@@ -7,8 +7,10 @@
  */
 import type { CallOptions, Clock, Logger } from "../../src/provider/kit/index.ts";
 import type { CloudCalls } from "./cloud-calls.ts";
+import type { Vm } from "./cloud.ts";
 import { type MachineRecord, needsVm } from "./record.ts";
-import { MACHINE_LABEL, type MachineWork, SCOPE_LABEL } from "./machine-work.ts";
+import { MACHINE_LABEL, POOL_LABEL, SCOPE_LABEL } from "./labels.ts";
+import type { MachineWork } from "./machine-work.ts";
 
 interface CollectorOptions {
   readonly cloud: CloudCalls;
@@ -47,7 +49,7 @@ export class Collector {
     for (const { name, labels } of vms) {
       if (named.has(name) || labels[SCOPE_LABEL] !== scope) continue;
       if (!this.#isOld(`vm ${name}`, before, LEAK_MS)) continue;
-      await this.#quietly(() => this.#collectVm(name, labels[MACHINE_LABEL], options), options);
+      await this.#quietly(() => this.#collectVm(name, labels, options), options);
     }
   }
 
@@ -77,11 +79,13 @@ export class Collector {
     }
   }
 
-  async #collectVm(name: string, machine: string | undefined, options: CallOptions): Promise<void> {
+  async #collectVm(name: string, labels: Vm["labels"], options: CallOptions): Promise<void> {
     const { cloud, logger } = this.#options;
-    if (machine === undefined) return;
-    const record = await cloud.record(machine, options);
-    if (record?.vm === name && needsVm(record)) return;
+    const { [MACHINE_LABEL]: machine, [POOL_LABEL]: pool } = labels;
+    if (machine !== undefined) {
+      const record = await cloud.record(machine, options);
+      if (record?.vm === name && needsVm(record)) return;
+    } else if (pool === undefined || (await cloud.entry(pool, options)) !== undefined) return;
     logger.warn({ vm: name, machine }, "A VM that no machine has is removed");
     await cloud.deleteVm(name, options);
   }

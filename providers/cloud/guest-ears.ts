@@ -65,7 +65,7 @@ export class GuestEars {
         change();
         for await (const _ of guest.watchPods!(revision, { labels: {}, signal })) change();
       } catch {
-        // Whoever looks at the machine is told what is wrong with its guest.
+        // The next look at the machine finds what is wrong with its guest.
       }
       await pause(clock, RETRY_MS, signal);
     }

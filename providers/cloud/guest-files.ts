@@ -71,7 +71,7 @@ esac
 exec ${GUEST_FOLDER}/bin/node ${main} guest --config /etc/vmlet/guest.yaml >/var/log/vmlet.log 2>&1
 `,
     ),
-    // From its own streams to the guest's socket, and back; whoever comes while the guest starts waits for it.
+    // From its own streams to the guest's socket, and back. While the guest starts, a caller waits for it.
     script(
       "/usr/lib/vmlet/relay",
       `n=0

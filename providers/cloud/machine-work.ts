@@ -16,27 +16,25 @@ import {
   machineIsThere,
   type Provider,
   ProviderError,
-  type Random,
   specIdentity,
 } from "../../src/provider/kit/index.ts";
-import type { InstanceType, Vm } from "./cloud.ts";
+import type { Vm } from "./cloud.ts";
 import type { CloudCalls } from "./cloud-calls.ts";
 import type { Guests } from "./guests.ts";
-import { fittingTypes, type Quarantine } from "./instance-types.ts";
+import type { Pool } from "./pool.ts";
 import { endedMachine, type MachineEnd, type MachineRecord, newRecord, type Phase } from "./record.ts";
 import type { Views } from "./views.ts";
+import type { VmOrders } from "./vm-orders.ts";
 
 interface MachineWorkOptions {
   readonly cloud: CloudCalls;
   readonly guests: Guests;
-  readonly types: (options: CallOptions) => Promise<readonly InstanceType[]>;
+  readonly orders: VmOrders;
+  readonly pool: Pool;
   readonly views: Views;
-  readonly quarantine: Quarantine;
-  readonly scope: string;
   /** How long a VM may take until its guest answers. */
   readonly bootMs: number;
   readonly clock: Clock;
-  readonly random: Random;
   readonly logger: Logger;
 }
 
@@ -109,7 +107,9 @@ export class MachineWork {
       if (record.phase !== "made")
         return await this.#give(record, failed("VmLost", "the VM of this machine is gone", this.#at()), options);
       if (spec === undefined) return "absent";
-      return await this.#makeVm(record, spec, options);
+      return record.pool === undefined
+        ? await this.#makeVm(record, spec, options)
+        : await this.#goElsewhere(record, options);
     }
     if (record.phase === "made") return await this.#lookAtMade(record, vm, spec, options);
     // What this process has last seen of it may be older than what another has told of it since.
@@ -151,6 +151,9 @@ export class MachineWork {
     options: CallOptions,
   ): Promise<Sight | "again"> {
     if (spec === undefined) return "absent";
+    // Read after the entry names the VM, and before its guest is told: see pool-record.ts.
+    if (record.pool !== undefined && !(await this.#options.pool.claim(record, options)))
+      return await this.#goElsewhere(record, options);
     if (vm.isSeen && (vm.state === "stopped" || vm.state === "deleting"))
       return await this.#fallen(record, vm, options);
     if (vm.isSeen && vm.state === "running" && (await this.#answers(vm, options)))
@@ -187,54 +190,28 @@ export class MachineWork {
   }
 
   async #write(id: string, spec: MachineSpec, options: CallOptions): Promise<MachineRecord> {
-    const type = this.#firstFree(fittingTypes(spec, await this.#options.types(options)));
-    const about = { identity: specIdentity(spec), vm: this.#newName(), type, at: this.#at() };
+    const place = await this.#options.orders.place(spec, options);
+    const about = { identity: specIdentity(spec), place, at: this.#at() };
     return await this.#options.cloud.write(id, newRecord(spec, about), options);
   }
 
-  /** @throws ProviderError quota when all of them are in quarantine */
-  #firstFree(types: readonly InstanceType[]): InstanceType {
-    const { quarantine } = this.#options;
-    const free = types.find((type) => !quarantine.has(type));
-    if (free !== undefined) return free;
-    throw new ProviderError(
-      "quota",
-      `the cloud has no room for any of ${[...new Set(types.map(({ name }) => name))].join(", ")}`,
-      { retryAfterMs: Math.min(...types.map((type) => quarantine.leftMs(type))) },
-    );
-  }
-
   async #makeVm(record: MachineRecord, spec: MachineSpec, options: CallOptions): Promise<Sight | "again"> {
-    const { cloud, quarantine, types, logger, scope } = this.#options;
-    const fitting = fittingTypes(spec, await types(options));
-    const type = fitting.find(({ name, zone }) => name === record.type && zone === record.zone);
-    if (type === undefined || quarantine.has(type)) {
-      // The name goes with the type: an order that is still under way makes none of another size.
-      const { name, zone } = this.#firstFree(fitting);
-      const change = { vm: this.#newName(), type: name, zone, attempt: record.attempt + 1 };
-      await cloud.advance(record, change, options);
-      this.#views.notice(record.id, "InstanceTypeSoldOut", `no room for ${record.type}; ${name} is taken instead`);
+    const { cloud, orders } = this.#options;
+    const place = await orders.order(record, spec, options);
+    if (place !== undefined) {
+      await cloud.advance(record, { ...place, attempt: record.attempt + 1 }, options);
       return "again";
-    }
-    const labels = {
-      [SCOPE_LABEL]: scope,
-      [MACHINE_LABEL]: record.id,
-      [BIRTH_LABEL]: this.#newName(),
-    };
-    try {
-      await cloud.createVm({ name: record.vm!, type, labels }, options);
-    } catch (thrown) {
-      if (isProviderError(thrown, "quota")) {
-        logger.warn({ type: type.name, zone: type.zone, err: thrown }, "The cloud has no room for an instance type");
-        quarantine.add(type);
-        return "again";
-      }
-      // Taken: by another agent's order, or by one of ours whose answer was lost.
-      if (!isProviderError(thrown, "conflict")) throw thrown;
     }
     const vm = await cloud.vm(record.vm!, options);
     if (vm === undefined) return { machine: this.#views.making(record, spec), record };
     return await this.#lookAtMade(record, vm, spec, options);
+  }
+
+  /** The VM of the pool is another's, or gone: nothing of this machine was ever told to it. */
+  async #goElsewhere(record: MachineRecord, options: CallOptions): Promise<"again"> {
+    const change = { vm: this.#options.orders.newName(), pool: undefined, attempt: record.attempt + 1 };
+    await this.#options.cloud.advance(record, change, options);
+    return "again";
   }
 
   /** The guest was not told yet: it may come up. */
@@ -279,7 +256,8 @@ export class MachineWork {
       );
     // The collector takes the old one: no entry names it any more.
     const { attempt, misses } = record;
-    const change = { vm: this.#newName(), attempt: attempt + 1, misses: misses + 1 };
+    const vmName = this.#options.orders.newName();
+    const change = { vm: vmName, pool: undefined, attempt: attempt + 1, misses: misses + 1 };
     await this.#options.cloud.advance(record, change, options);
     this.#views.notice(record.id, "VmNeverReady", `VM ${vm.name} did not come up; another takes its place`);
     return "again";
@@ -304,9 +282,12 @@ export class MachineWork {
   }
 
   /** Nothing that was said of a VM before counts: it goes, and is seen to be gone. */
-  async #isVmGone({ vm }: MachineRecord, options: CallOptions): Promise<boolean> {
+  async #isVmGone(record: MachineRecord, options: CallOptions): Promise<boolean> {
+    const { vm } = record;
     if (vm === undefined) return true;
-    const { cloud, guests } = this.#options;
+    const { cloud, guests, pool } = this.#options;
+    // One that it never claimed may be another's.
+    if (record.pool !== undefined && !(await pool.release(record, options))) return true;
     if ((await cloud.vm(vm, options)) === undefined) return true;
     await cloud.deleteVm(vm, options);
     guests.forget(vm);
@@ -414,20 +395,7 @@ export class MachineWork {
   #at(): string {
     return new Date(this.#options.clock.now()).toISOString();
   }
-
-  /** Never given twice. */
-  #newName(): string {
-    let digits = "";
-    while (digits.length < 20) digits += Math.floor(this.#options.random() * 36).toString(36);
-    return `vmlet-${digits}`;
-  }
 }
-
-/** Labels of VMs. */
-export const SCOPE_LABEL = "vmlet-scope";
-export const MACHINE_LABEL = "vmlet-machine";
-/** Another for each order: what is meant for one VM reaches no other of its name. */
-export const BIRTH_LABEL = "vmlet-birth";
 
 /** A guest may have it, or may come to have it. */
 export const isLive = ({ phase }: MachineRecord): boolean => phase === "made" || phase === "told" || phase === "held";

@@ -50,8 +50,10 @@ import { GuestEars } from "./guest-ears.ts";
 import { Guests, type OpenGuest } from "./guests.ts";
 import { Quarantine } from "./instance-types.ts";
 import { isLive, MachineWork, type Sight } from "./machine-work.ts";
+import { Pool } from "./pool.ts";
 import type { MachineRecord } from "./record.ts";
 import { Views } from "./views.ts";
+import { VmOrders } from "./vm-orders.ts";
 
 export interface CloudProviderOptions {
   readonly cloud: VmCloud;
@@ -69,6 +71,9 @@ export interface CloudProviderOptions {
   readonly makeEveryMs?: number | undefined;
   readonly lookEveryMs?: number | undefined;
   readonly collectEveryMs?: number | undefined;
+  /** For VMs that wait for machines; and how old one of them gets. */
+  readonly poolEveryMs?: number | undefined;
+  readonly poolMaxAgeMs?: number | undefined;
   readonly bootMs?: number | undefined;
   readonly tombstoneMs?: number | undefined;
   readonly clock?: Clock | undefined;
@@ -90,6 +95,7 @@ const EVENTS_KEPT = 10_000;
 /** Machines that are looked at at the same time. */
 const ABREAST = 16;
 const MINUTE_MS = 60_000;
+const POOL_MS = 5_000;
 /** After this, a list says of machines that were not seen by then that they are unknown. */
 const LIST_MS = 20_000;
 
@@ -103,6 +109,7 @@ export class CloudProvider implements Provider {
   readonly #work: MachineWork;
   readonly #views: Views;
   readonly #collector: Collector;
+  readonly #pool: Pool;
   readonly #ears: GuestEars;
   readonly #known = new Map<string, Known>();
   readonly #events: MachineEvents;
@@ -125,18 +132,13 @@ export class CloudProvider implements Provider {
     this.#guests = new Guests(options.openGuest ?? dialledGuest(cloud, clock));
     const types = async (call: CallOptions) => (await cloud.types?.(call)) ?? options.types ?? [];
     this.#views = new Views(clock);
-    this.#work = new MachineWork({
-      views: this.#views,
-      cloud: this.#cloud,
-      guests: this.#guests,
-      types,
-      quarantine: new Quarantine(clock),
-      scope,
-      bootMs,
-      clock,
-      random,
-      logger,
-    });
+    const quarantine = new Quarantine(clock);
+    const common = { cloud: this.#cloud, guests: this.#guests, views: this.#views, bootMs, clock, logger };
+    const ordering = { ...common, types, quarantine, scope, random };
+    const version = async (call: CallOptions) => (await cloud.version?.(call)) ?? "";
+    this.#pool = new Pool({ ...ordering, version, maxAgeMs: options.poolMaxAgeMs ?? 360 * MINUTE_MS });
+    const orders = new VmOrders({ ...ordering, pool: this.#pool });
+    this.#work = new MachineWork({ ...common, orders, pool: this.#pool });
     this.#ears = new GuestEars({ onChange: (id) => this.#lookQuietly(id), clock, signal: this.#stop.signal });
     this.#collector = new Collector({
       cloud: this.#cloud,
@@ -396,8 +398,10 @@ export class CloudProvider implements Provider {
     if (this.#isRunning) return;
     this.#isRunning = true;
     const { makeEveryMs = 1000, lookEveryMs = 5000, collectEveryMs = MINUTE_MS } = this.#options;
+    const { poolEveryMs = POOL_MS } = this.#options;
     void this.#every(makeEveryMs, () => this.#makeAll());
     void this.#every(lookEveryMs, () => this.#lookAtAll());
+    void this.#every(poolEveryMs, () => this.#pool.round({ signal: this.#stop.signal }));
     void this.#every(collectEveryMs, () => this.#collector.collect({ signal: this.#stop.signal }));
   }
 

@@ -10,7 +10,7 @@
  * has its name.
  */
 import type { ContainerState, Machine, MachineSpec } from "../../src/provider/kit/index.ts";
-import type { Entry, InstanceType } from "./cloud.ts";
+import type { Entry } from "./cloud.ts";
 
 export type Phase = "made" | "told" | "held" | "ending" | "over" | "burying" | "buried";
 
@@ -25,6 +25,8 @@ export interface MachineRecord {
   readonly vm?: string | undefined;
   readonly type?: string | undefined;
   readonly zone?: string | undefined;
+  /** Of a VM that waited for it: that one's own entry, which says whether it is this machine's. */
+  readonly pool?: string | undefined;
   /** How many VMs were to be its own. */
   readonly attempt: number;
   /** How many of them never came up. */
@@ -54,7 +56,7 @@ const MOST_CONTAINER_BYTES = 8 * 1024;
 
 /** @throws TypeError when it is no record of ours */
 export function recordOf({ name, words, version }: Entry): MachineRecord {
-  const { phase, labels, created, attempt, misses, doomed, end, identity, vm, type, zone, buried } = words;
+  const { phase, labels, created, attempt, misses, doomed, end, identity, vm, type, zone, pool, buried } = words;
   if (!isPhase(phase) || labels === undefined || created === undefined)
     throw new TypeError(`the entry ${name} is not a machine's`);
   return {
@@ -66,6 +68,7 @@ export function recordOf({ name, words, version }: Entry): MachineRecord {
     vm,
     type,
     zone,
+    pool,
     attempt: Number(attempt ?? 0),
     misses: Number(misses ?? 0),
     isDoomed: doomed !== undefined,
@@ -90,6 +93,7 @@ export function wordsOf(record: Omit<MachineRecord, "version" | "id">, scope: st
     vm: record.vm,
     type: record.type,
     zone: record.zone,
+    pool: record.pool,
     doomed: record.isDoomed === true ? "yes" : undefined,
     end: record.end && JSON.stringify(trimmed(record.end)),
     buried: record.buriedAt,
@@ -111,17 +115,15 @@ function trimmed(end: MachineEnd): MachineEnd {
 
 export function newRecord(
   spec: MachineSpec,
-  about: { identity: string; vm: string; type: InstanceType; at: string },
+  about: { identity: string; place: Pick<MachineRecord, "vm" | "type" | "zone" | "pool">; at: string },
 ): Omit<MachineRecord, "version" | "id"> {
-  const { identity, vm, type, at } = about;
+  const { identity, place, at } = about;
   return {
     phase: "made",
     labels: spec.labels,
     createdAt: at,
     identity,
-    vm,
-    type: type.name,
-    zone: type.zone,
+    ...place,
     attempt: 1,
     misses: 0,
   };

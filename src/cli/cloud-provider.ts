@@ -33,7 +33,7 @@ export function createCloudProvider(
 
 /** @internal */
 export function instanceTypeOf(sold: CloudProviderConfig["instanceTypes"][number]): InstanceType {
-  const { name, cpu, memory, ephemeralStorage, extended, price, zone, spot } = sold;
+  const { name, cpu, memory, ephemeralStorage, extended, price, zone, spot, warm } = sold;
   const whole = (text: string, factor = 1n) => Number((Quantity.tryParse(text)!.nano * factor) / NANO);
   return {
     name,
@@ -46,5 +46,6 @@ export function instanceTypeOf(sold: CloudProviderConfig["instanceTypes"][number
     price,
     zone,
     spot,
+    warm,
   };
 }

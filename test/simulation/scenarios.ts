@@ -36,6 +36,8 @@ export interface Switches {
   nonsense?: boolean;
   /** Machines are VMs of a cloud, by the real provider of such. */
   cloud?: boolean;
+  /** Some VMs of the cloud wait for machines. */
+  pool?: boolean;
 }
 
 export interface Scenario {
@@ -162,6 +164,12 @@ export const SCENARIOS: readonly Scenario[] = [
     name: "cloud",
     what: "Machines are VMs of a cloud, by the real provider of such: answers are lost, lists lag, hosts go out of sight, VMs stop or are lost, sizes are sold out",
     switches: { cloud: true },
+    share: 2,
+  },
+  {
+    name: "pool",
+    what: "The same with VMs that run before there is a machine for them: claims that are lost, late or never used",
+    switches: { cloud: true, pool: true },
     share: 2,
   },
   {

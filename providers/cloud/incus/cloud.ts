@@ -12,7 +12,7 @@ import {
   systemClock,
 } from "../../../src/provider/kit/index.ts";
 import type { EntryStore, Vm, VmCloud, VmRequest, VmState } from "../cloud.ts";
-import { BIRTH_LABEL } from "../machine-work.ts";
+import { BIRTH_LABEL } from "../labels.ts";
 import { IncusClient, type IncusReply, type IncusServer } from "./client.ts";
 import { ProfileEntries } from "./entries.ts";
 import { dialGuest } from "./relay.ts";
@@ -157,6 +157,20 @@ export class IncusCloud implements VmCloud {
     }
     stream.destroy();
     throw new ProviderError("unavailable", `${name} is another instance by now`);
+  }
+
+  /** Of which image, and with what else of the configuration, one would be made now. */
+  async version({ signal }: CallOptions): Promise<string> {
+    const { image, instanceType, storagePool, network, instanceConfig = {} } = this.#options;
+    const reply = await this.#client.ask({
+      method: "GET",
+      path: `images/aliases/${encodeURIComponent(image)}`,
+      signal,
+    });
+    if (reply.error !== undefined && reply.status !== 404) throw unknown(reply);
+    // What is no alias is the fingerprint itself.
+    const { target = image } = (reply.error === undefined ? reply.metadata : {}) as { target?: string };
+    return JSON.stringify([target, instanceType, storagePool, network, instanceConfig]);
   }
 
   async close(): Promise<void> {

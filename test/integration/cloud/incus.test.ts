@@ -12,9 +12,9 @@ import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
 import { containerStatus, Pods, serve } from "../../e2e/cases/pods.ts";
 import { type AgentProcess, startAgent } from "../../e2e/harness/agent.ts";
-import { createClient, type Json } from "../../e2e/harness/client.ts";
+import { type Client, createClient, type Json } from "../../e2e/harness/client.ts";
 import { createKubectl, type Kubectl } from "../../e2e/harness/kubectl.ts";
-import { createSandbox } from "../../e2e/harness/processes.ts";
+import { createSandbox, type Sandbox } from "../../e2e/harness/processes.ts";
 import { must, waitFor } from "../../e2e/harness/wait.ts";
 import { missingForIncus, startIncus, type TestIncus } from "../../support/incus.ts";
 import { leaveOut } from "../../support/left-out.ts";
@@ -30,6 +30,7 @@ const START_MS = 120_000;
 
 function pods(): void {
   const cleanups: (() => Promise<unknown>)[] = [];
+  let place: { sandbox: Sandbox; kubeconfig: string; client: Client };
   const signal = AbortSignal.timeout(1_200_000);
   let incus: TestIncus;
   let agent: AgentProcess;
@@ -56,6 +57,7 @@ function pods(): void {
     await writeFile(kubeconfig, cluster.kubeConfigYaml, { mode: 0o600 });
     const client = await createClient(kubeconfig);
     cleanups.push(async () => client.close());
+    place = { sandbox, kubeconfig, client };
     const instanceTypes = [
       { name: "small", cpu: "500m", memory: "512Mi", price: 0.01 },
       { name: "large", cpu: "2", memory: "2Gi", price: 0.04 },
@@ -153,6 +155,38 @@ function pods(): void {
     const pod = await own.until("web", "to fail", ({ status }) => status.phase === "Failed", 60_000);
     expect(JSON.stringify(pod.status)).toContain("VmStopped");
   }, 200_000);
+
+  test("a pod starts in an instance that waits for one, and another takes its place", async () => {
+    const { client, ...rest } = place;
+    const instanceTypes = [{ name: "small", cpu: "500m", memory: "512Mi", warm: 1 }];
+    const provider = { type: "cloud", cloud: incus.cloud, scope: "warm", instanceTypes };
+    const other = await startAgent({ ...rest, nodeName: "warm", provider });
+    const api = new IncusClient(incus.cloud);
+    const entries = new ProfileEntries(api, systemClock);
+    const waiting = async () => (await entries.list(["phase", "warm"], { signal })).map(({ words }) => words["vm"]);
+    try {
+      const [first] = await waitFor({ what: "an instance to wait", timeoutMs: START_MS }, async () => {
+        const names = await waiting();
+        must(names.length === 1, names);
+        return names;
+      });
+      const pods = new Pods(client, "default", "warm");
+      await pods.create("quick", { containers: [container()], terminationGracePeriodSeconds: 1 });
+      await pods.until("quick", "to run", ({ status }) => status.phase === "Running", START_MS);
+      const [claimed] = await entries.list(["phase", "claimed"], { signal });
+      expect(claimed?.words["vm"]).toBe(first);
+      await waitFor({ what: "another to wait", timeoutMs: START_MS }, async () => {
+        const names = await waiting();
+        must(names.length === 1 && names[0] !== first, names);
+      });
+      await pods.deleteAll();
+      await waitFor({ what: "its instance to go" }, () => must(!incus.instances().includes(first!), first));
+    } finally {
+      await api.close();
+      await other.stop();
+      for (const name of incus.instances()) incus.incus("delete", "--force", "--project", "burst", name);
+    }
+  }, 300_000);
 
   test("of several that write an entry after the same version one succeeds, and a late one changes nothing", async () => {
     const client = new IncusClient(incus.cloud);

@@ -3,14 +3,14 @@
  * requests is a choice point.
  */
 import type { EntryStore, Vm, VmCloud } from "../../../providers/cloud/cloud.ts";
-import { MACHINE_LABEL } from "../../../providers/cloud/machine-work.ts";
+import { MACHINE_LABEL } from "../../../providers/cloud/labels.ts";
 import { CloudProvider } from "../../../providers/cloud/provider.ts";
 import type { Machine } from "../../../src/provider/machine.ts";
 import type { Provider } from "../../../src/provider/provider.ts";
 import type { Random } from "../../../src/util/random.ts";
 import type { Fault } from "../network.ts";
 import type { Sender } from "../invariants/sender.ts";
-import { type CloudWorld, SCOPE, TYPES } from "../world/cloud.ts";
+import { type CloudWorld, SCOPE } from "../world/cloud.ts";
 import type { Agent } from "./agent.ts";
 import { BACKEND } from "./renderer.ts";
 
@@ -23,46 +23,69 @@ export function cloudProviderOf(
 ): Provider {
   const cloud = agent.world.cloud!;
   const { uidOf, fault, random } = options;
+  /** What the agent knew when it asked for the end of a machine, as long as that takes several requests. */
+  const asked = new Map<string, Sender>();
   const send: Send = (name, id, changes, exec) => {
     const uid = id === "" ? undefined : uidOf(id);
-    const sender = agent.knows(uid ?? "");
+    const sender = asked.get(id) ?? agent.knows(uid ?? "");
     return agent.network.send({ agent, name, uid, changes, exec: () => exec(sender), fault });
   };
   const vms = vmsOf(agent, cloud, send);
-  return new CloudProvider({
+  const real = new CloudProvider({
     cloud: agent.mutant?.cloud?.(vms) ?? vms,
     openGuest: (vm) => guestOf(vm, agent, cloud, send),
     scope: SCOPE,
-    types: TYPES,
+    types: cloud.types,
     name: "toy",
     capabilities: [...BACKEND.capabilities],
     makeEveryMs: 5_000,
     lookEveryMs: 15_000,
     collectEveryMs: 60_000,
+    poolEveryMs: 15_000,
     bootMs: 60_000,
     clock: agent.clock,
     random,
+  });
+  const asking = async <T>(id: string, ask: () => Promise<T>): Promise<T> => {
+    asked.set(id, agent.knows(uidOf(id)));
+    try {
+      return await ask();
+    } finally {
+      asked.delete(id);
+    }
+  };
+  const ends: Pick<Provider, "stopPod" | "deletePod"> = {
+    stopPod: (id, how) => asking(id, () => real.stopPod(id, how)),
+    deletePod: (id, how) => asking(id, () => real.deletePod(id, how)),
+  };
+  return new Proxy<Provider>(real, {
+    get: (target, key) => {
+      if (key in ends) return ends[key as keyof typeof ends];
+      const value: unknown = Reflect.get(target, key, target);
+      return typeof value === "function" ? (value.bind(target) as unknown) : value;
+    },
   });
 }
 
 function vmsOf({ network }: Agent, cloud: CloudWorld, send: Send): VmCloud {
   const { state } = cloud;
-  const machineOf = (name: string) => state.vms.get(name)?.request.labels[MACHINE_LABEL] ?? "";
+  const machineOf = (name: string) => cloud.machineOf(name);
+  const idOf = (entry: string) => (entry.startsWith("_pool.") ? "" : entry);
   const entries: EntryStore = {
-    get: (name) => send("entry.get", name, false, () => state.entry(name)),
+    get: (name) => send("entry.get", idOf(name), false, () => state.entry(name)),
     list: ([key, value]) =>
       send("entry.list", "", false, () =>
         cloud.listEntries(network.isFair).filter(({ words }) => words[key] === value),
       ),
-    create: (name, words) => send("entry.create", name, true, () => state.createEntry(name, words)),
+    create: (name, words) => send("entry.create", idOf(name), true, () => state.createEntry(name, words)),
     swap: (name, words, version) =>
-      send("entry.swap", name, true, (sender) => cloud.swap(name, words, version, sender)),
-    remove: (name, version) => send("entry.remove", name, true, () => state.removeEntry(name, version)),
+      send("entry.swap", idOf(name), true, (sender) => cloud.swap(name, words, version, sender)),
+    remove: (name, version) => send("entry.remove", idOf(name), true, () => state.removeEntry(name, version)),
   };
   return {
     name: "toy",
     entries,
-    createVm: (request) => send("vm.create", request.labels[MACHINE_LABEL]!, true, () => state.createVm(request)),
+    createVm: (request) => send("vm.create", request.labels[MACHINE_LABEL] ?? "", true, () => state.createVm(request)),
     getVm: (name) => send("vm.get", machineOf(name), false, () => state.vm(name)),
     listVms: ([key, value]) =>
       send("vm.list", "", false, () => cloud.listVms(network.isFair).filter(({ labels }) => labels[key] === value)),
@@ -85,7 +108,7 @@ function guestOf(vm: Vm, { world }: Agent, cloud: CloudWorld, send: Send): Provi
   return {
     name: "guest",
     getInfo: () =>
-      ask("guest.info", vm.labels[MACHINE_LABEL]!, false, () => ({ name: "guest", version: "0", capabilities: [] })),
+      ask("guest.info", cloud.machineOf(vm.name), false, () => ({ name: "guest", version: "0", capabilities: [] })),
     createPod: (id, spec) => ask("be.create", id, true, (sender) => cloud.put(vm, id, spec, sender)),
     getPod: (id) => ask("be.get", id, false, () => backend.get(id)),
     stopPod: (id, { graceSeconds }) => ask("be.stop", id, true, (sender) => backend.stop(id, graceSeconds, sender)),

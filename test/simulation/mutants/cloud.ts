@@ -165,4 +165,16 @@ export const CLOUD: readonly Mutant[] = [
       },
     })),
   },
+  {
+    name: "a VM of the pool that another has claimed is claimed once more",
+    rule: 10,
+    scenario: "pool",
+    caughtAs: "S6 two machines are put into one VM",
+    cloud: withEntries((real) => ({
+      async get(name, options) {
+        const entry = await real.get(name, options);
+        return entry.words["phase"] === "claimed" ? { ...entry, words: { ...entry.words, phase: "warm" } } : entry;
+      },
+    })),
+  },
 ];

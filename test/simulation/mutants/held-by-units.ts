@@ -155,4 +155,15 @@ export const HELD_BY_UNITS: readonly HeldMutant[] = [
       test: "a VM whose order arrived after its machine was over is removed, and its machine stays what it was",
     },
   },
+  {
+    name: "a machine's end takes the VM that its entry names, whoever has claimed it",
+    rule: 10,
+    file: "providers/cloud/pool.ts",
+    find: "if (record?.machine !== machine.id) return false;",
+    replace: "if (record === undefined) return false;",
+    caughtBy: {
+      file: "cloud/pool.test.ts",
+      test: "that never claimed the VM of its entry leaves it alone when it is deleted",
+    },
+  },
 ];

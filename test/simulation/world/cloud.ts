@@ -2,9 +2,11 @@
  * The cloud of a world whose machines are VMs: entries and VMs as `test/support/cloud-state.ts` keeps them, guests whose machines are the
  * backend's, and what befalls VMs. What is judged at the backend is judged at the guests; here, what is done to VMs and entries.
  */
-import { BIRTH_LABEL, isLive, MACHINE_LABEL, SCOPE_LABEL } from "../../../providers/cloud/machine-work.ts";
+import { BIRTH_LABEL, MACHINE_LABEL, POOL_LABEL, SCOPE_LABEL } from "../../../providers/cloud/labels.ts";
+import { isLive } from "../../../providers/cloud/machine-work.ts";
+import { poolRecordOf } from "../../../providers/cloud/pool-record.ts";
 import { type MachineRecord, needsVm, recordOf, wordsOf } from "../../../providers/cloud/record.ts";
-import type { Entry, Vm } from "../../../providers/cloud/cloud.ts";
+import type { Entry, InstanceType, Vm } from "../../../providers/cloud/cloud.ts";
 import { ProviderError } from "../../../src/provider/errors.ts";
 import { isOver, type Machine, type MachineSpec } from "../../../src/provider/machine.ts";
 import { specIdentity } from "../../../src/provider/fingerprint.ts";
@@ -16,10 +18,11 @@ import { Violation } from "../violation.ts";
 import type { World } from "./world.ts";
 
 export const SCOPE = "sim";
-export const TYPES = [SMALL, LARGE];
+const TYPES = [SMALL, LARGE];
 
 export class CloudWorld {
   readonly state: CloudState;
+  readonly types: readonly InstanceType[];
   readonly #world: World;
   /** In which VM, by its birth, a machine was put. */
   readonly #births = new Map<string, string>();
@@ -28,6 +31,7 @@ export class CloudWorld {
 
   constructor(world: World, options: { deletesSlowly: boolean }) {
     this.#world = world;
+    this.types = world.scenario.pool === true ? [{ ...SMALL, warm: 1 }, LARGE] : TYPES;
     this.state = new CloudState({ bootsAtOnce: false, ...options, onGone: (vm) => this.#gone(vm) });
   }
 
@@ -54,6 +58,8 @@ export class CloudWorld {
     const before = this.#births.get(id);
     if (before !== undefined && before !== birth)
       throw new Violation("S6", "a machine that was in one VM is made in another");
+    if (before === undefined && this.#machineIn(birth) !== undefined)
+      throw new Violation("S6", "two machines are put into one VM");
     this.#births.set(id, birth);
     return this.#world.backend.put(id, spec, sender);
   }
@@ -76,6 +82,7 @@ export class CloudWorld {
 
   /** To go on to the end is to end whatever runs in the VM. */
   swap(name: string, words: Entry["words"], version: string, sender: Sender): Entry {
+    if (isPools(name)) return this.state.swapEntry(name, words, version);
     const before = this.record(name);
     const entry = this.state.swapEntry(name, words, version);
     const after = recordOf(entry);
@@ -95,12 +102,23 @@ export class CloudWorld {
 
   deleteVm(name: string, sender: Sender): void {
     const labels = this.state.vms.get(name)?.request.labels;
-    const id = labels?.[MACHINE_LABEL] ?? "";
+    const id = this.machineOf(name);
     const record = this.record(id);
     const isNamed = record?.vm === name && isLive(record);
     const known = this.#birthOf(id) === labels?.[BIRTH_LABEL] ? this.#world.backend.machines.get(id) : undefined;
     if (isNamed && known !== undefined && !isOver(known.machine)) judgeBurial(this.#world, known, true, sender);
     this.state.deleteVm(name);
+  }
+
+  /** Whose VM that is, or is to be; empty: nobody's yet. */
+  machineOf(name: string): string {
+    const { [MACHINE_LABEL]: machine, [BIRTH_LABEL]: birth = "" } = this.state.vms.get(name)?.request.labels ?? {};
+    return machine ?? this.#machineIn(birth) ?? "";
+  }
+
+  #machineIn(birth: string): string | undefined {
+    for (const [id, each] of this.#births) if (each === birth) return id;
+    return undefined;
   }
 
   #birthOf(id: string): string | undefined {
@@ -125,7 +143,7 @@ export class CloudWorld {
     const vms = [...this.state.vms.values()];
     const x = random();
     if (x < 0.1) this.#photo = { entries: this.state.entries(), vms: this.state.allVms() };
-    else if (x < 0.15) this.state.soldOut.add(pick(random, TYPES).name);
+    else if (x < 0.15) this.state.soldOut.add(pick(random, this.types).name);
     else if (x < 0.2) this.state.soldOut.clear();
     if (vms.length === 0) return;
     const vm = pick(random, vms);
@@ -160,7 +178,7 @@ export class CloudWorld {
 
   /** What ran in it runs no more. */
   #lose({ request }: CloudVm): void {
-    const id = request.labels[MACHINE_LABEL]!;
+    const id = request.labels[MACHINE_LABEL] ?? this.#machineIn(request.labels[BIRTH_LABEL]!) ?? "";
     if (this.#births.get(id) !== request.labels[BIRTH_LABEL]) return;
     if (!this.#world.backend.machines.has(id)) return;
     const record = this.record(id);
@@ -182,11 +200,23 @@ export class CloudWorld {
       if (machine.state === "creating" || machine.state === "starting")
         return new Violation("L1", "a machine is still being made");
     for (const { request } of this.state.vms.values()) {
+      const pool = request.labels[POOL_LABEL];
+      if (pool !== undefined && !this.state.words.has(pool))
+        return new Violation("L2", "a VM of which the pool knows nothing is left");
+      if (pool !== undefined) continue;
       const record = this.record(request.labels[MACHINE_LABEL]!);
       if (record?.vm !== request.name) return new Violation("L2", "a VM that no machine has is left");
       if (!needsVm(record)) return new Violation("L2", "a VM whose machine is over is left");
     }
+    const waiting = [...this.state.words].filter(([name, { words }]) => isPools(name) && words["phase"] === "warm");
+    const wanted = this.types.reduce((sum, { warm = 0 }) => sum + warm, 0);
+    if (waiting.length !== wanted) return new Violation("L2", `${waiting.length} VMs wait for machines, not ${wanted}`);
     for (const name of this.state.words.keys()) {
+      if (isPools(name)) {
+        const unrest = this.#poolLitter(name);
+        if (unrest !== undefined) return unrest;
+        continue;
+      }
       const { phase } = this.record(name)!;
       if (phase === "ending" || phase === "burying")
         return new Violation("L2", "the end of a machine was not finished");
@@ -194,4 +224,16 @@ export class CloudWorld {
     }
     return undefined;
   }
+
+  #poolLitter(name: string): Violation | undefined {
+    const { phase, vm, machine = "" } = poolRecordOf(this.state.entry(name));
+    if (phase === "warming" || phase === "leaving") return new Violation("L2", `a VM of the pool is left ${phase}`);
+    if (phase === "warm") return undefined;
+    const record = this.record(machine);
+    const isUsed = record?.vm === vm && needsVm(record);
+    return isUsed ? undefined : new Violation("L2", "a VM is left that was claimed by who does not need it");
+  }
 }
+
+/** An entry of a VM that waits for a machine, or has. */
+const isPools = (name: string): boolean => name.startsWith("_pool.");

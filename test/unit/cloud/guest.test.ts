@@ -86,11 +86,13 @@ test("the image's own configuration is one that a guest takes", () => {
 });
 
 test("a size is told in the cloud's terms", () => {
-  const sold = { name: "gpu", cpu: "1500m", memory: "2Gi", extended: { "example.com/gpu": 1 }, price: 2, zone: "one" };
+  const size = { cpu: "1500m", memory: "2Gi", extended: { "example.com/gpu": 1 } };
+  const sold = { name: "gpu", ...size, price: 2, zone: "one", warm: 3 };
   expect(instanceTypeOf(sold)).toMatchObject({
     name: "gpu",
     resources: { cpu_millis: 1500, memory_bytes: 2 ** 31, extended: [{ name: "example.com/gpu", count: 1 }] },
     price: 2,
     zone: "one",
+    warm: 3,
   });
 });

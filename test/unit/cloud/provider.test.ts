@@ -1,97 +1,23 @@
 import { afterEach, describe, expect, test } from "vitest";
-import type { Vm } from "../../../providers/cloud/cloud.ts";
-import { CloudProvider, type CloudProviderOptions } from "../../../providers/cloud/provider.ts";
-import { MemoryProvider } from "../../../providers/memory/index.ts";
-import { ProviderError } from "../../../src/provider/errors.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
-import type { MachineEvent, Provider } from "../../../src/provider/provider.ts";
+import type { MachineEvent } from "../../../src/provider/provider.ts";
 import { machineSpec, script } from "../../support/builders.ts";
-import { type CloudStateOptions, LARGE, SMALL } from "../../support/cloud-state.ts";
-import { type CloudCall, SimulatedCloud } from "../../support/simulated-cloud.ts";
-import { settle, VirtualClock } from "../../support/virtual-clock.ts";
+import { CloudAgents, unavailable } from "../../support/cloud-agents.ts";
+import { SMALL } from "../../support/cloud-state.ts";
+import { settle } from "../../support/virtual-clock.ts";
 
 const signal = new AbortController().signal;
-const open: CloudProvider[] = [];
 const LABELS = { node: "n" };
 const spec = (rest: Partial<MachineSpec> = {}) =>
   machineSpec({ labels: LABELS, containers: [script("sleep 3600")], ...rest });
 
-afterEach(async () => {
-  await Promise.all(open.splice(0).map((provider) => provider.close()));
-});
+afterEach(() => CloudAgents.closeAll());
 
-class Setup {
-  readonly clock = new VirtualClock();
-  readonly cloud: SimulatedCloud;
-  /** By the VM's birth: what a guest has dies with its VM. */
-  readonly guests = new Map<string, MemoryProvider>();
-  /** Called before a guest is asked. */
-  ask: ((vm: Vm, call: string) => void | Promise<void>) | undefined;
-
-  constructor(options: CloudStateOptions = {}) {
-    this.cloud = new SimulatedCloud(options);
-  }
-
-  /** Another process of an agent. */
-  agent(options: Partial<CloudProviderOptions> = {}): CloudProvider {
-    const provider = new CloudProvider({
-      cloud: this.cloud,
-      scope: "test",
-      types: [SMALL, LARGE],
-      openGuest: (vm) => this.#guest(vm),
-      clock: this.clock,
-      ...options,
-    });
-    open.push(provider);
-    return provider;
-  }
-
-  #guest(vm: Vm): Provider {
-    const birth = vm.labels["vmlet-birth"]!;
-    const guest = this.guests.get(birth) ?? new MemoryProvider({ clock: this.clock });
-    this.guests.set(birth, guest);
-    return new Proxy(guest, {
-      get: (target, key) => {
-        if (key === "close") return () => Promise.resolve();
-        const value: unknown = Reflect.get(target, key, target);
-        if (typeof value !== "function") return value;
-        if (key === "watchPods") return value.bind(target) as unknown;
-        return async (...args: unknown[]) => {
-          await this.ask?.(vm, String(key));
-          if (this.cloud.state.vms.get(vm.name)?.request.labels["vmlet-birth"] !== birth) throw unavailable();
-          return await (value.apply(target, args) as Promise<unknown>);
-        };
-      },
-    });
-  }
-
-  /** The next call of this kind has its effect, and its answer is lost. */
-  loseAnswer(lost: CloudCall): void {
-    this.cloud.after = (call) => {
-      if (call !== lost) return;
-      this.cloud.after = undefined;
-      throw unavailable();
-    };
-  }
-
-  get vmNames(): string[] {
-    return [...this.cloud.state.vms.keys()];
-  }
-
-  /** Time passes, and everything that it sets off. */
-  async pass(ms: number): Promise<void> {
-    const step = Math.min(ms, 1000);
-    for (let left = ms; left > 0; left -= step) await this.clock.advance(step);
-    await settle();
-  }
-}
-
-const unavailable = () => new ProviderError("unavailable", "no answer");
 const code = (expected: string): unknown => expect.objectContaining({ code: expected });
 
 describe("a machine is made once", () => {
   test("and runs in a VM of the cheapest type that holds it", async () => {
-    const setup = new Setup();
+    const setup = new CloudAgents();
     const machine = await setup.agent().createPod("m", spec(), { signal });
     expect(machine).toMatchObject({
       id: "m",
@@ -106,7 +32,7 @@ describe("a machine is made once", () => {
   test.each(["entries.create", "createVm", "entries.swap"] as const)(
     "when the answer to %s is lost and the create is repeated",
     async (call) => {
-      const setup = new Setup();
+      const setup = new CloudAgents();
       const agent = setup.agent();
       setup.loseAnswer(call);
       await expect(agent.createPod("m", spec(), { signal })).rejects.toEqual(code("unavailable"));
@@ -116,7 +42,7 @@ describe("a machine is made once", () => {
   );
 
   test("when two agents make it at the same time", async () => {
-    const setup = new Setup();
+    const setup = new CloudAgents();
     const made = await Promise.all(
       [setup.agent(), setup.agent()].map((agent) => agent.createPod("m", spec(), { signal })),
     );
@@ -126,7 +52,7 @@ describe("a machine is made once", () => {
   });
 
   test("when the agent that made it is killed before its guest was told: the next one goes on with that VM", async () => {
-    const setup = new Setup({ bootsAtOnce: false });
+    const setup = new CloudAgents({ bootsAtOnce: false });
     const first = setup.agent();
     expect(await first.createPod("m", spec(), { signal })).toMatchObject({ state: "creating" });
     await first.close();
@@ -139,7 +65,7 @@ describe("a machine is made once", () => {
   });
 
   test("and the create of another specification under its id is a conflict", async () => {
-    const setup = new Setup();
+    const setup = new CloudAgents();
     const agent = setup.agent();
     await agent.createPod("m", spec(), { signal });
     await expect(agent.createPod("m", spec({ restart_policy: "always" }), { signal })).rejects.toEqual(
@@ -148,7 +74,7 @@ describe("a machine is made once", () => {
   });
 
   test("and is told to its guest when that comes up", async () => {
-    const setup = new Setup({ bootsAtOnce: false });
+    const setup = new CloudAgents({ bootsAtOnce: false });
     const agent = setup.agent();
     await agent.createPod("m", spec(), { signal });
     for (const vm of setup.cloud.state.vms.values()) vm.state = "running";
@@ -159,7 +85,7 @@ describe("a machine is made once", () => {
 
 describe("what is not known is not absent", () => {
   test.each(["entries.get", "getVm"] as const)("when %s is not answered", async (failing) => {
-    const setup = new Setup();
+    const setup = new CloudAgents();
     const agent = setup.agent();
     await agent.createPod("m", spec(), { signal });
     setup.cloud.before = (call) => {
@@ -170,7 +96,7 @@ describe("what is not known is not absent", () => {
   });
 
   test("when the VM's host is out of sight, for who has seen the machine as for who has not", async () => {
-    const setup = new Setup();
+    const setup = new CloudAgents();
     const agent = setup.agent();
     await agent.createPod("m", spec(), { signal });
     for (const vm of setup.cloud.state.vms.values()) vm.isSeen = false;
@@ -180,7 +106,7 @@ describe("what is not known is not absent", () => {
   });
 
   test("when its guest does not answer", async () => {
-    const setup = new Setup();
+    const setup = new CloudAgents();
     const agent = setup.agent();
     await agent.createPod("m", spec(), { signal });
     setup.ask = () => {
@@ -190,7 +116,7 @@ describe("what is not known is not absent", () => {
   });
 
   test("when its guest says nothing, which keeps no list from telling of the others", async () => {
-    const setup = new Setup();
+    const setup = new CloudAgents();
     const agent = setup.agent();
     const silent = await agent.createPod("silent", spec(), { signal });
     await agent.createPod("m", spec(), { signal });
@@ -202,7 +128,7 @@ describe("what is not known is not absent", () => {
   });
 
   test("when the cloud says nothing at all for 20 seconds", async () => {
-    const setup = new Setup();
+    const setup = new CloudAgents();
     const agent = setup.agent();
     const cloud = setup.cloud.entries as { get: unknown };
     cloud.get = () => new Promise(() => undefined);
@@ -212,7 +138,7 @@ describe("what is not known is not absent", () => {
   });
 
   test("when an entry makes no sense", async () => {
-    const setup = new Setup();
+    const setup = new CloudAgents();
     setup.cloud.state.words.set("m", { words: { phase: "soon" }, version: 1 });
     await expect(setup.agent().getPod("m", { signal })).rejects.toEqual(code("unavailable"));
   });
@@ -220,7 +146,7 @@ describe("what is not known is not absent", () => {
 
 describe("a machine whose VM is lost", () => {
   test("has failed once its guest was told of it, and is never made again", async () => {
-    const setup = new Setup();
+    const setup = new CloudAgents();
     const agent = setup.agent();
     await agent.createPod("m", spec(), { signal });
     setup.cloud.state.lose(setup.vmNames[0]!);
@@ -232,7 +158,7 @@ describe("a machine whose VM is lost", () => {
   });
 
   test("has failed when the VM has stopped, not before that is gone, and says nothing of ends that nobody saw", async () => {
-    const setup = new Setup({ deletesSlowly: true });
+    const setup = new CloudAgents({ deletesSlowly: true });
     const agent = setup.agent();
     await agent.createPod("m", spec(), { signal });
     const [name] = setup.vmNames;
@@ -249,7 +175,7 @@ describe("a machine whose VM is lost", () => {
 
 describe("a deleted machine", () => {
   test("leaves a tombstone, with its exit codes, and no VM", async () => {
-    const setup = new Setup();
+    const setup = new CloudAgents();
     const agent = setup.agent();
     await agent.createPod("m", spec({ containers: [script("exit 3")] }), { signal });
     await setup.pass(1000);
@@ -261,7 +187,7 @@ describe("a deleted machine", () => {
   });
 
   test("is not made again while it still has its grace", async () => {
-    const setup = new Setup();
+    const setup = new CloudAgents();
     const agent = setup.agent();
     const stubborn = spec({ containers: [script("trap '' TERM; sleep 3600")], termination_grace_s: 60 });
     await agent.createPod("m", stubborn, { signal });
@@ -273,13 +199,13 @@ describe("a deleted machine", () => {
   });
 
   test("that never was leaves one too", async () => {
-    const setup = new Setup();
+    const setup = new CloudAgents();
     await setup.agent().deletePod("m", { signal, force: false });
     await expect(setup.agent().createPod("m", spec(), { signal })).rejects.toEqual(code("gone"));
   });
 
   test("is not said to be gone before its VM is", async () => {
-    const setup = new Setup({ deletesSlowly: true });
+    const setup = new CloudAgents({ deletesSlowly: true });
     const agent = setup.agent();
     await agent.createPod("m", spec(), { signal });
     await agent.deletePod("m", { signal, force: true });
@@ -289,7 +215,7 @@ describe("a deleted machine", () => {
   });
 
   test("stays on its way while its host is out of sight", async () => {
-    const setup = new Setup();
+    const setup = new CloudAgents();
     const agent = setup.agent();
     await agent.createPod("m", spec(), { signal });
     for (const vm of setup.cloud.state.vms.values()) vm.isSeen = false;
@@ -301,7 +227,7 @@ describe("a deleted machine", () => {
   });
 
   test("is never told to its guest by an agent that was about to", async () => {
-    const setup = new Setup({ bootsAtOnce: false });
+    const setup = new CloudAgents({ bootsAtOnce: false });
     const slow = setup.agent();
     await slow.createPod("m", spec(), { signal });
     for (const vm of setup.cloud.state.vms.values()) vm.state = "running";
@@ -316,7 +242,7 @@ describe("a deleted machine", () => {
   });
 
   test("that is on its way to its guest is kept out by the guest's own tombstone", async () => {
-    const setup = new Setup();
+    const setup = new CloudAgents();
     const agent = setup.agent();
     const other = setup.agent();
     // The guest is told while another agent, to which it said that it has no such machine, deletes it.
@@ -335,7 +261,7 @@ describe("a deleted machine", () => {
   });
 
   test("stopped before its guest knew of it is over when its VM is gone", async () => {
-    const setup = new Setup({ bootsAtOnce: false });
+    const setup = new CloudAgents({ bootsAtOnce: false });
     const agent = setup.agent();
     await agent.createPod("m", spec(), { signal });
     expect(await agent.stopPod("m", { signal, graceSeconds: 30 })).toMatchObject({ state: "stopped" });
@@ -343,7 +269,7 @@ describe("a deleted machine", () => {
   });
 
   test("loses its tombstone after an hour", async () => {
-    const setup = new Setup();
+    const setup = new CloudAgents();
     await setup.agent().deletePod("m", { signal, force: false });
     await setup.pass(59 * 60_000);
     expect(setup.cloud.state.words.size).toBe(1);
@@ -354,7 +280,7 @@ describe("a deleted machine", () => {
 
 describe("instance types", () => {
   test("that are sold out give way to the next that fits, which the pod is told of", async () => {
-    const setup = new Setup({ bootsAtOnce: false });
+    const setup = new CloudAgents({ bootsAtOnce: false });
     setup.cloud.state.soldOut.add("small");
     const machine = await setup.agent().createPod("m", spec(), { signal });
     expect(machine).toMatchObject({
@@ -366,7 +292,7 @@ describe("instance types", () => {
   });
 
   test("that are sold out are not asked for again for three minutes", async () => {
-    const setup = new Setup();
+    const setup = new CloudAgents();
     const agent = setup.agent();
     setup.cloud.state.soldOut.add("small");
     await agent.createPod("a", spec(), { signal });
@@ -377,7 +303,7 @@ describe("instance types", () => {
   });
 
   test("that are all sold out leave the pod to wait, and leave no VM", async () => {
-    const setup = new Setup();
+    const setup = new CloudAgents();
     const agent = setup.agent();
     setup.cloud.state.soldOut.add("small").add("large");
     const refused = expect(agent.createPod("m", spec(), { signal })).rejects;
@@ -391,7 +317,7 @@ describe("instance types", () => {
 
 describe("a VM that never comes up", () => {
   test("gives way to another, and after three the machine has failed", async () => {
-    const setup = new Setup({ bootsAtOnce: false });
+    const setup = new CloudAgents({ bootsAtOnce: false });
     const agent = setup.agent({ bootMs: 60_000 });
     await agent.createPod("m", spec(), { signal });
     await setup.pass(65_000);
@@ -405,12 +331,12 @@ describe("a VM that never comes up", () => {
 });
 
 describe("what nobody needs", () => {
-  const leak = async (setup: Setup, labels: Record<string, string>) => {
+  const leak = async (setup: CloudAgents, labels: Record<string, string>) => {
     await setup.cloud.createVm({ name: "vmlet-leak", type: SMALL, labels });
   };
 
   test("a VM whose order arrived after its machine was deleted is removed", async () => {
-    const setup = new Setup();
+    const setup = new CloudAgents();
     const agent = setup.agent();
     await agent.createPod("m", spec(), { signal });
     const [order] = setup.cloud.state.ordered;
@@ -423,7 +349,7 @@ describe("what nobody needs", () => {
   });
 
   test("a VM whose order arrived after its machine was over is removed, and its machine stays what it was", async () => {
-    const setup = new Setup({ bootsAtOnce: false });
+    const setup = new CloudAgents({ bootsAtOnce: false });
     const agent = setup.agent();
     await agent.createPod("m", spec(), { signal });
     const [order] = setup.cloud.state.ordered;
@@ -439,7 +365,7 @@ describe("what nobody needs", () => {
     ["that says of no machine", { "vmlet-scope": "test" }],
     ["that is a stranger's", {}],
   ])("a VM %s is left alone", async (_whose, labels) => {
-    const setup = new Setup();
+    const setup = new CloudAgents();
     await setup.agent().getPods({ signal, labels: {} });
     await leak(setup, labels);
     await setup.pass(600_000);
@@ -447,7 +373,7 @@ describe("what nobody needs", () => {
   });
 
   test("a VM whose entry a list lacks is left alone, for the entry itself names it", async () => {
-    const setup = new Setup();
+    const setup = new CloudAgents();
     const agent = setup.agent();
     await agent.createPod("m", spec(), { signal });
     setup.cloud.staleEntries = [];
@@ -456,7 +382,7 @@ describe("what nobody needs", () => {
   });
 
   test("a VM whose entry cannot be read is left alone", async () => {
-    const setup = new Setup();
+    const setup = new CloudAgents();
     const agent = setup.agent();
     await agent.createPod("m", spec(), { signal });
     setup.cloud.staleEntries = [];
@@ -468,7 +394,7 @@ describe("what nobody needs", () => {
   });
 
   test("a machine that was never told, and that nobody goes on with, leaves neither entry nor VM", async () => {
-    const setup = new Setup({ bootsAtOnce: false });
+    const setup = new CloudAgents({ bootsAtOnce: false });
     const first = setup.agent();
     await first.createPod("m", spec(), { signal });
     await first.close();
@@ -479,7 +405,7 @@ describe("what nobody needs", () => {
   });
 
   test("a burial that its agent did not live to finish is finished", async () => {
-    const setup = new Setup({ deletesSlowly: true });
+    const setup = new CloudAgents({ deletesSlowly: true });
     const first = setup.agent();
     await first.createPod("m", spec(), { signal });
     await first.deletePod("m", { signal, force: true });
@@ -494,7 +420,7 @@ describe("what nobody needs", () => {
 
 describe("who watches", () => {
   test("is told as soon as a guest tells, without a look, also when the guest's stream has broken", async () => {
-    const setup = new Setup();
+    const setup = new CloudAgents();
     const agent = setup.agent({ lookEveryMs: 3_600_000 });
     const { revision } = await agent.getPods({ signal, labels: LABELS });
     const stop = new AbortController();
@@ -519,7 +445,7 @@ describe("who watches", () => {
   });
 
   test("is told of what changes in a guest, with versions and revisions that grow", async () => {
-    const setup = new Setup();
+    const setup = new CloudAgents();
     const agent = setup.agent();
     await agent.createPod("m", spec({ containers: [script("sleep 5; exit 0")] }), { signal });
     const { revision } = await agent.getPods({ signal, labels: LABELS });

@@ -1,0 +1,265 @@
+/**
+ * VMs that run before there is a machine for them, so many of each size as is said (`InstanceType.warm`). Their entries
+ * (`pool-record.ts`) are all that is known of them, so that several agents share a pool, and what one leaves behind
+ * when it is killed another finds: an order that came late, a claim that was not used, a VM of an image that is old.
+ */
+import { createHash } from "node:crypto";
+import {
+  type CallOptions,
+  type Clock,
+  isProviderError,
+  type Logger,
+  type Random,
+} from "../../src/provider/kit/index.ts";
+import { type CloudCalls, sensible } from "./cloud-calls.ts";
+import type { InstanceType, Vm, VmRequest } from "./cloud.ts";
+import type { Guests } from "./guests.ts";
+import type { Quarantine } from "./instance-types.ts";
+import { BIRTH_LABEL, newVmName, POOL_LABEL, SCOPE_LABEL } from "./labels.ts";
+import { POOL, poolEntryOf, type PoolRecord, poolRecordOf, poolWordsOf } from "./pool-record.ts";
+import { type MachineRecord, needsVm } from "./record.ts";
+
+interface PoolOptions {
+  readonly cloud: CloudCalls;
+  readonly guests: Guests;
+  readonly types: (options: CallOptions) => Promise<readonly InstanceType[]>;
+  /** What VMs are made of today. */
+  readonly version: (options: CallOptions) => Promise<string>;
+  readonly quarantine: Quarantine;
+  readonly scope: string;
+  /** How long a VM may take until its guest answers, and a guest that has answered may be silent. */
+  readonly bootMs: number;
+  /** Unclaimed ones are replaced when they are older. */
+  readonly maxAgeMs: number;
+  readonly clock: Clock;
+  readonly random: Random;
+  readonly logger: Logger;
+}
+
+/** Between two looks whether a claim is still used. */
+const CLAIMS_MS = 60_000;
+
+/** A VM that a machine may claim. */
+type WarmVm = Pick<PoolRecord, "name" | "vm">;
+
+export class Pool {
+  readonly #options: PoolOptions;
+  /** Those that were ready when they were last looked at, and that this process has given to no machine. */
+  readonly #ready = new Map<string, PoolRecord>();
+  /** Monotonic time since when something is as it is. */
+  #sights = new Map<string, number>();
+
+  constructor(options: PoolOptions) {
+    this.#options = options;
+  }
+
+  // ----------------------------------------------------------------------------------------------------------- claims
+
+  /** One that is ready; nobody else in this process is given it. */
+  take({ name, zone }: InstanceType): WarmVm | undefined {
+    for (const record of this.#ready.values()) {
+      if (record.type !== name || record.zone !== zone) continue;
+      this.#ready.delete(record.name);
+      return record;
+    }
+    return undefined;
+  }
+
+  /** True when the VM that the machine's entry names is its own, from now on at the latest. */
+  async claim(machine: MachineRecord, options: CallOptions): Promise<boolean> {
+    const record = await this.#read(machine.pool!, options);
+    if (record?.phase !== "warm") return isOf(record, machine);
+    if ((await this.#advance(record, { phase: "claimed", machine: machine.id }, options)) !== undefined) return true;
+    return isOf(await this.#read(machine.pool!, options), machine);
+  }
+
+  /** Gives up what a machine has claimed. @returns false when that VM was never its own */
+  async release(machine: MachineRecord, options: CallOptions): Promise<boolean> {
+    const record = await this.#read(machine.pool!, options);
+    if (record?.machine !== machine.id) return false;
+    if (record.phase === "claimed") await this.#advance(record, { phase: "leaving" }, options);
+    return true;
+  }
+
+  // ------------------------------------------------------------------------------------------------------------ rounds
+
+  /** Looks after what is there, and fills up. What fails is tried again in the next round. */
+  async round(options: CallOptions): Promise<void> {
+    const { cloud, scope, types } = this.#options;
+    const records = sensible(await cloud.entries([POOL, scope], options), poolRecordOf);
+    const wanted = (await types(options)).filter(({ warm = 0 }) => warm > 0);
+    if (records.length === 0 && wanted.length === 0) return;
+    const contents = await this.#contentsOf(wanted, options);
+    const before = this.#sights;
+    this.#sights = new Map();
+    // The list may lag: what is not in it may be claimed.
+    const listed = new Set(records.map(({ name }) => name));
+    for (const name of this.#ready.keys()) if (!listed.has(name)) this.#ready.delete(name);
+    const kept = new Map<string, number>();
+    for (const record of records.toSorted((a, b) => a.name.localeCompare(b.name))) {
+      const type = wanted.find(({ name, zone }) => name === record.type && zone === record.zone);
+      const isUnclaimed = record.phase === "warming" || record.phase === "warm";
+      const isCurrent = type !== undefined && contents.get(keyOf(type)) === record.content;
+      const has = (type && kept.get(keyOf(type))) ?? 0;
+      const isNeeded = isCurrent && has < (type.warm ?? 0);
+      await this.#quietly(async () => {
+        const stays = await this.#lookAfter(record, isNeeded ? type : undefined, before, options);
+        if (stays && isUnclaimed && type !== undefined) kept.set(keyOf(type), has + 1);
+      }, options);
+    }
+    for (const type of wanted) {
+      const lacking = (type.warm ?? 0) - (kept.get(keyOf(type)) ?? 0);
+      for (let i = 0; i < lacking; i++)
+        await this.#quietly(() => this.#add(type, contents.get(keyOf(type))!, options), options);
+    }
+  }
+
+  /** @param type undefined: it is not needed. @returns whether it stays, claimed or not */
+  async #lookAfter(
+    record: PoolRecord,
+    type: InstanceType | undefined,
+    before: ReadonlyMap<string, number>,
+    options: CallOptions,
+  ): Promise<boolean> {
+    switch (record.phase) {
+      case "warming":
+      case "warm": {
+        const stays = type !== undefined && (await this.#keep(record, type, before, options));
+        if (stays) return true;
+        this.#ready.delete(record.name);
+        await this.#advance(record, { phase: "leaving" }, options);
+        return false;
+      }
+      case "claimed": {
+        this.#ready.delete(record.name);
+        const key = `${record.name} is used`;
+        const now = this.#options.clock.monotonic();
+        const seenAt = before.get(key) ?? -Infinity;
+        const isDue = now - seenAt >= CLAIMS_MS;
+        this.#sights.set(key, isDue ? now : seenAt);
+        // Its machine's entry named the VM before the claim was made; when it does so no more, it never will again.
+        if (isDue && !(await this.#isUsed(record, options))) await this.#advance(record, { phase: "leaving" }, options);
+        return false;
+      }
+      case "leaving":
+        await this.#remove(record, options);
+        return false;
+    }
+  }
+
+  /** @returns false when it should go */
+  async #keep(
+    record: PoolRecord,
+    type: InstanceType,
+    before: ReadonlyMap<string, number>,
+    options: CallOptions,
+  ): Promise<boolean> {
+    const { cloud, bootMs, maxAgeMs, clock } = this.#options;
+    const vm = await cloud.vm(record.vm, options);
+    if (vm === undefined && record.phase === "warming") await this.#order(record, type, options);
+    const isReady = vm !== undefined && vm.isSeen && vm.state === "running" && (await this.#answers(vm, options));
+    if (vm?.state === "stopped" || vm?.state === "deleting" || (vm === undefined && record.phase === "warm"))
+      return false;
+    const now = clock.monotonic();
+    const since = before.get(record.name) ?? now;
+    const answered = isReady ? now : (before.get(`${record.name} answers`) ?? since);
+    this.#sights.set(record.name, since);
+    this.#sights.set(`${record.name} answers`, answered);
+    if (now - since > maxAgeMs || now - answered > bootMs) return false;
+    if (!isReady) this.#ready.delete(record.name);
+    else if (record.phase === "warm") this.#ready.set(record.name, record);
+    else await this.#advance(record, { phase: "warm" }, options);
+    return true;
+  }
+
+  /** True while the entry of the machine that has claimed this VM needs it. */
+  async #isUsed({ vm, machine }: PoolRecord, options: CallOptions): Promise<boolean> {
+    if (machine === undefined) return false;
+    const record = await this.#options.cloud.record(machine, options);
+    return record?.vm === vm && needsVm(record);
+  }
+
+  async #remove(record: PoolRecord, options: CallOptions): Promise<void> {
+    const { cloud, guests } = this.#options;
+    if (await this.#isUsed(record, options)) return;
+    if ((await cloud.vm(record.vm, options)) !== undefined) {
+      await cloud.deleteVm(record.vm, options);
+      guests.forget(record.vm);
+      if ((await cloud.vm(record.vm, options)) !== undefined) return;
+    }
+    await cloud.removeEntry(record.name, record.version, options);
+  }
+
+  // -------------------------------------------------------------------------------------------------------------- more
+
+  /** The entry names the VM before it is ordered. */
+  async #add(type: InstanceType, content: string, options: CallOptions): Promise<void> {
+    const { cloud, quarantine, random, scope } = this.#options;
+    if (quarantine.has(type)) return;
+    const vm = newVmName(random);
+    const name = poolEntryOf(vm);
+    const record = { phase: "warming", vm, type: type.name, zone: type.zone, content } as const;
+    const entry = await cloud.createEntry(name, poolWordsOf(record, scope), options);
+    if (entry !== undefined) await this.#order(poolRecordOf(entry), type, options);
+  }
+
+  async #order(record: PoolRecord, type: InstanceType, options: CallOptions): Promise<void> {
+    const { cloud, quarantine, random, scope, logger } = this.#options;
+    const labels = { [SCOPE_LABEL]: scope, [POOL_LABEL]: record.name, [BIRTH_LABEL]: newVmName(random) };
+    const request: VmRequest = { name: record.vm, type, labels };
+    try {
+      await cloud.createVm(request, options);
+    } catch (thrown) {
+      // By another agent's order, or by one of ours whose answer was lost.
+      if (isProviderError(thrown, "conflict")) return;
+      if (!isProviderError(thrown, "quota")) throw thrown;
+      logger.warn({ type: type.name, err: thrown }, "The cloud has no room for a VM that would wait for a machine");
+      quarantine.add(type);
+      await this.#advance(record, { phase: "leaving" }, options);
+    }
+  }
+
+  async #answers(vm: Vm, options: CallOptions): Promise<boolean> {
+    try {
+      await this.#options.guests.of(vm).getInfo(options);
+      return true;
+    } catch (thrown) {
+      if (options.signal.aborted) throw thrown;
+      return false;
+    }
+  }
+
+  async #contentsOf(types: readonly InstanceType[], options: CallOptions): Promise<Map<string, string>> {
+    if (types.length === 0) return new Map();
+    const version = await this.#options.version(options);
+    const digest = ({ name, zone, resources }: InstanceType) =>
+      createHash("sha256")
+        .update(JSON.stringify([version, name, zone, resources]))
+        .digest("hex")
+        .slice(0, 16);
+    return new Map(types.map((type) => [keyOf(type), digest(type)]));
+  }
+
+  async #read(name: string, options: CallOptions): Promise<PoolRecord | undefined> {
+    const entry = await this.#options.cloud.entry(name, options);
+    return entry && poolRecordOf(entry);
+  }
+
+  async #advance(record: PoolRecord, change: Partial<PoolRecord>, options: CallOptions): Promise<unknown> {
+    const words = poolWordsOf({ ...record, ...change }, this.#options.scope);
+    return await this.#options.cloud.swapEntry(record.name, words, record.version, options);
+  }
+
+  async #quietly(work: () => Promise<unknown>, { signal }: CallOptions): Promise<void> {
+    try {
+      await work();
+    } catch (thrown) {
+      if (signal.aborted) throw thrown;
+      this.#options.logger.debug({ err: thrown }, "A VM of the pool could not be looked after");
+    }
+  }
+}
+
+const isOf = (record: PoolRecord | undefined, { id }: MachineRecord): boolean =>
+  record?.phase === "claimed" && record.machine === id;
+const keyOf = ({ name, zone = "" }: InstanceType): string => `${name} ${zone}`;
