@@ -1,4 +1,5 @@
 /** The connections to the API server: one pool for each kind of traffic, replaced when the TLS credentials change. */
+import { createSecureContext } from "node:tls";
 import type { Dispatcher } from "undici";
 import Agent from "undici/lib/dispatcher/agent.js";
 import ProxyAgent from "undici/lib/dispatcher/proxy-agent.js";
@@ -65,9 +66,11 @@ export class Connections {
   }
 
   #connect(credentials: Credentials): Record<Lane, Dispatcher> {
-    const { proxyUrl, tls } = credentials;
+    const { proxyUrl, server, tls } = credentials;
     const connect = {
       ...tls,
+      // One for all: each connection would read certificates and key again, and keep them.
+      ...(server.startsWith("https:") && { secureContext: createSecureContext(tls) }),
       keepAlive: true,
       keepAliveInitialDelay: TCP_KEEPALIVE_MS,
       timeout: CONNECT_TIMEOUT_MS,
