@@ -24,7 +24,7 @@ import { parseDuration } from "../resources/duration.ts";
 import { systemClock, type Clock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
 import type { Random } from "../util/random.ts";
-import { EventLoopWatch } from "./event-loop.ts";
+import { EventLoopWatch, type Lag } from "./event-loop.ts";
 import type { ConfigFile } from "./config-file.ts";
 import { reload } from "../config/reload.ts";
 import { NodeAgent } from "./node-agent.ts";
@@ -200,7 +200,11 @@ export class Agent {
         onFailed: (thrown) => failed.abort(thrown),
       });
       const served = nodes;
-      metrics.onScrape((asked) => observeProcess(asked, served.agents, options, metrics));
+      metrics.onScrape((asked) => {
+        observeProcess(asked, served.agents, options, metrics);
+        for (const [name, seconds] of Object.entries(eventLoop.lag()))
+          metrics.eventLoopLag[name as keyof Lag].set(seconds);
+      });
       await nodes.open(config.nodes);
       isBuilt = true;
       return new Agent({ nodes, options, metrics, failed, services, health, eventLoop, self, elector, logger });

@@ -117,11 +117,28 @@ export function createMetrics(options: MetricsOptions) {
     ...apiServerMetrics(make),
     ...ofNodes,
     ...configMetrics(make),
+    eventLoopLag: eventLoopMetrics(make),
     workqueue: queues,
   };
 }
 
 type Make = ReturnType<typeof makers>;
+
+/** By the names that prom-client gives them in all Node.js programs. */
+function eventLoopMetrics({ gauge }: Make) {
+  const of = (name: string, what: string) =>
+    gauge(`nodejs_eventloop_lag_${name}`, `${what} of what the event loop's delays were since the last scrape.`);
+  return {
+    last: gauge("nodejs_eventloop_lag_seconds", "Lag of event loop in seconds."),
+    min: of("min_seconds", "The minimum"),
+    max: of("max_seconds", "The maximum"),
+    mean: of("mean_seconds", "The mean"),
+    stddev: of("stddev_seconds", "The standard deviation"),
+    p50: of("p50_seconds", "The 50th percentile"),
+    p90: of("p90_seconds", "The 90th percentile"),
+    p99: of("p99_seconds", "The 99th percentile"),
+  };
+}
 
 function makers(registers: Registry[]) {
   return {

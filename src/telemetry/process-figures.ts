@@ -1,10 +1,10 @@
 /**
  * Figures of this process by the names that all Node.js programs have. Not by prom-client's own collection of them:
- * that loads OpenTelemetry, for exemplars that are not used here, which would cost each agent five megabytes.
+ * that loads OpenTelemetry, for exemplars that are not used here, which would cost each agent five megabytes. How late the
+ * event loop is, `agent/event-loop.ts` measures.
  */
 import type { Registry } from "prom-client";
 import Counter from "prom-client/lib/counter.js";
-import eventLoopLag from "prom-client/lib/metrics/eventLoopLag.js";
 import gc from "prom-client/lib/metrics/gc.js";
 import heapSizeAndUsed from "prom-client/lib/metrics/heapSizeAndUsed.js";
 import heapSpacesSizeAndUsed from "prom-client/lib/metrics/heapSpacesSizeAndUsed.js";
@@ -23,7 +23,6 @@ const FIGURES = [
   osMemoryHeap,
   processOpenFileDescriptors,
   processMaxFileDescriptors,
-  eventLoopLag,
   processResources,
   processHandles,
   processRequests,
@@ -34,11 +33,9 @@ const FIGURES = [
 ];
 /** Names that break the naming rules that `promtool check metrics` enforces. */
 const BADLY_NAMED = ["nodejs_active_handles_total", "nodejs_active_requests_total", "nodejs_active_resources_total"];
-/** How often the event loop's delay is measured; at the default of 10 ms it would wake an idle process most. */
-const EVENT_LOOP_PRECISION_MS = 50;
 
 export function collectProcessFigures(registry: Registry): void {
-  for (const collect of FIGURES) collect(registry, { eventLoopMonitoringPrecision: EVENT_LOOP_PRECISION_MS });
+  for (const collect of FIGURES) collect(registry, {});
   for (const name of BADLY_NAMED) registry.removeSingleMetric(name);
 }
 

@@ -45,6 +45,27 @@ test("a loop that turns late, but turns, is well", async () => {
   expect(await watch.check()).toBeUndefined();
 });
 
+test("how late the loop was is told of the time since it was asked last", () => {
+  const { clock, pass } = heldClock();
+  const watch = new EventLoopWatch(clock);
+  for (let i = 0; i < 9; i++) pass(500);
+  pass(2_500);
+  const { mean, stddev, ...others } = watch.lag();
+  expect([mean, stddev]).toEqual([expect.closeTo(0.2), expect.closeTo(0.6)]);
+  expect(others).toEqual({ last: 2, min: 0, max: 2, p50: 0, p90: 0, p99: 2 });
+  pass(600);
+  expect(watch.lag()).toMatchObject({ last: 0.1, min: 0.1, max: 0.1, stddev: 0 });
+  expect(watch.lag()).toMatchObject({ last: 0, max: 0 });
+});
+
+test("of a loop that nobody asks about only some minutes are kept", () => {
+  const { clock, pass } = heldClock();
+  const watch = new EventLoopWatch(clock);
+  pass(5_500);
+  for (let i = 0; i < 600; i++) pass(500);
+  expect(watch.lag().max).toBe(0);
+});
+
 test("a watch that is closed leaves no timer", () => {
   const { clock, timers } = heldClock();
   new EventLoopWatch(clock).close();
