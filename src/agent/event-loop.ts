@@ -1,8 +1,8 @@
 /**
  * Tells when this process's event loop stood still: nothing was answered meanwhile, the lease was not renewed. A timer
  * measures how late it is. Node's own monitor (`monitorEventLoopDelay`) does not do: it measures nothing until its
- * first tick after a reset, so a standstill that follows at once on a start, or on a look, is lost. It would also wake an
- * idle process twenty times a second, which was most of what woke it.
+ * first tick after a reset, so a standstill that follows at once on a start, or on a look, is lost. It would also wake
+ * an idle process twenty times a second, which was most of what woke it.
  */
 import { setImmediate as nextTurn } from "node:timers/promises";
 import type { HealthCheck } from "../telemetry/health.ts";

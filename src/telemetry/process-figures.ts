@@ -1,7 +1,7 @@
 /**
  * Figures of this process by the names that all Node.js programs have. Not by prom-client's own collection of them:
- * that loads OpenTelemetry, for exemplars that are not used here, which would cost each agent five megabytes. How late the
- * event loop is, `agent/event-loop.ts` measures.
+ * that loads OpenTelemetry, for exemplars that are not used here, which would cost each agent five megabytes. How late
+ * the event loop is, `agent/event-loop.ts` measures.
  */
 import type { Registry } from "prom-client";
 import Counter from "prom-client/lib/counter.js";

@@ -131,7 +131,7 @@ test("an agent whose event loop stood still says so to the probe that waited, an
   let stalled = await probe();
   await expect.poll(async () => (stalled.status === 500 ? 500 : (stalled = await probe()).status), PATIENCE).toBe(500);
   expect(stalled.text).toMatch(/event-loop failed: the event loop stood still for \d{4,} ms/);
-  // Each look at either figure begins its measure again, and each is taken by a timer of its own.
+  // Each look at either figure begins its measure again.
   let worst = 0;
   await expect
     .poll(async () => (worst = Math.max(worst, await agent.metric("nodejs_eventloop_lag_max_seconds"))), PATIENCE)
