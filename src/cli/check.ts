@@ -28,6 +28,7 @@ import { toError, VmletError } from "../util/errors.ts";
 import { goArchitecture } from "../util/platform.ts";
 import { systemRandom } from "../util/random.ts";
 import { checkHost } from "./check-host.ts";
+import { checkNetworkPolicies } from "./check-policies.ts";
 import { createProvider } from "./providers.ts";
 import { rbacYaml, subjectOf } from "./rbac.ts";
 import { Report, withReportOptions, type ReportOptions } from "./report.ts";
@@ -99,6 +100,7 @@ async function checkNode(config: AgentConfig, node: NodeConfig, report: Report):
     report.ok(`answers, version ${version.gitVersion}`);
     await checkPermissions(config, node, { kube, self }, report);
     await checkOwner(config, node, { kube, self }, report);
+    await checkNetworkPolicies(self, report, AbortSignal.timeout(TIMEOUT_MS));
   } catch (thrown) {
     report.fault(`${verdictOf(thrown)}${toError(thrown).message}`, await apiServerCure(config));
   } finally {
