@@ -181,6 +181,7 @@ export function ociConfig(input: BundleInput): object {
         ? {}
         : { sysctl: Object.fromEntries(input.sysctls.map(({ name, value }) => [name, value])) }),
       ...(seccomp === undefined ? {} : { seccomp }),
+      ...rootPropagation(input.mounts),
       ...(unmasked ? {} : { maskedPaths: MASKED_PATHS, readonlyPaths: READONLY_PATHS }),
     },
   };
@@ -332,14 +333,25 @@ function systemMounts(privileged: boolean): OciMount[] {
   ];
 }
 
+/** Of the root of all mounts: it lets through what one of them lets through. */
+function rootPropagation(mounts: readonly OciMount[]): { rootfsPropagation?: string } {
+  const rootfsPropagation = ["rshared", "rslave"].find((each) => mounts.some(({ options }) => options.includes(each)));
+  return rootfsPropagation === undefined ? {} : { rootfsPropagation };
+}
+
 /** Outer mounts first, or they would cover the inner ones. */
 function depth(mount: OciMount): number {
   return mount.destination.split("/").filter((part) => part !== "").length;
 }
 
-/** A bind mount of a file or folder of this host. */
-export function bind(source: string, destination: string, readOnly: boolean): OciMount {
-  return { destination, type: "bind", source, options: ["rbind", "rprivate", readOnly ? "ro" : "rw"] };
+/** A bind mount of a file or folder of this host. @param propagation of what is mounted below it later */
+export function bind(
+  source: string,
+  destination: string,
+  readOnly: boolean,
+  propagation: "rprivate" | "rslave" | "rshared" = "rprivate",
+): OciMount {
+  return { destination, type: "bind", source, options: ["rbind", propagation, readOnly ? "ro" : "rw"] };
 }
 
 /** The capabilities in a mask as /proc/PID/status shows it. */

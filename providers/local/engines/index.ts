@@ -160,33 +160,32 @@ const containedKeys = {
     .describe("Processes and threads per pod; all pods together have four fifths of the host's. Default 4096."),
 };
 
-const hostSchema = z
-  .strictObject({
-    namespaces: z
-      .array(
-        z
-          .string()
-          .regex(
-            /^(?:[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?|\*)$/,
-            "must be the name of a namespace such as kube-system, or * for all",
-          ),
-      )
-      .min(1)
-      .describe(
-        "Kubernetes namespaces whose pods may have it, as the agents name them, or * for all: whoever makes pods there owns this host.",
-      ),
-    podLogs: z
-      .string()
-      .startsWith("/", "must be an absolute path")
-      .optional()
-      .describe(
-        "Folder of this host, such as /var/log/pods, where the logs of all pods are as a kubelet's (NAMESPACE_POD_UID/CONTAINER/N.log, and links in the folder containers beside it), for those that collect them. Absent: nowhere.",
-      ),
-  })
-  .optional()
-  .describe(
-    "Who may have this host's network, processes, IPC and files (hostNetwork, hostPID, hostIPC, hostPath), mounts that propagate, and privileged containers. A client of `clients` needs the verb host for it. Absent: nobody.",
-  );
+const hostKeys = z.strictObject({
+  namespaces: z
+    .array(
+      z
+        .string()
+        .regex(
+          /^(?:[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?|\*)$/,
+          "must be the name of a namespace such as kube-system, or * for all",
+        ),
+    )
+    .min(1)
+    .describe(
+      "Kubernetes namespaces whose pods may have it, as the agents name them, or * for all: whoever makes pods there owns this host.",
+    ),
+  podLogs: z
+    .string()
+    .startsWith("/", "must be an absolute path")
+    .optional()
+    .describe(
+      "Folder of this host, such as /var/log/pods, where the logs of all pods are as a kubelet's (NAMESPACE_POD_UID/CONTAINER/N.log, and links in the folder containers beside it), for those that collect them. Absent: nowhere.",
+    ),
+});
+
+const HOST_WORDS =
+  "Who may have this host's network, processes, IPC and files (hostNetwork, hostPID, hostIPC, hostPath), mounts that propagate, and privileged containers. A client of `clients` needs the verb host for it. Absent: nobody.";
+const hostSchema = hostKeys.optional().describe(HOST_WORDS);
 
 const pluginsSchema = z
   .strictObject({
@@ -218,6 +217,7 @@ const ociSchema = z.strictObject({
     .describe("Profile for containers that are not unconfined. Default: that of containers-common."),
   ...containedKeys,
   plugins: pluginsSchema,
+  host: hostKeys.omit({ podLogs: true }).optional().describe(HOST_WORDS),
   images: imagesSchema,
   network: networkSchema,
 });

@@ -1,5 +1,5 @@
 /** Mounts of this host, through mount(8): made, found below a folder, and removed. */
-import { readFile } from "node:fs/promises";
+import { readFile, realpath } from "node:fs/promises";
 import { findTool, run } from "./command.ts";
 import { HostError } from "./host-error.ts";
 
@@ -40,20 +40,42 @@ export async function bindDescriptor(fd: number, target: string): Promise<void> 
   await run(findTool("mount")!, ["--no-canonicalize", "--bind", "/proc/self/fd/3", target], { fd3: fd });
 }
 
+/** Oldest first: of two at one point, the later one is seen. */
+async function allMounts(): Promise<{ point: string; options: string[] }[]> {
+  const text = await readFile("/proc/self/mountinfo", "utf8");
+  return text.split("\n").map((line) => {
+    const [, , , , point = "", , ...more] = line.split(" ");
+    return {
+      point: point.replace(/\\([0-7]{3})/g, (_, octal: string) => String.fromCharCode(Number.parseInt(octal, 8))),
+      // Up to the mark where those of the file system begin.
+      options: more.slice(0, more.indexOf("-")),
+    };
+  });
+}
+
 /**
  * Mount points at and below `dir`, the innermost and latest first.
  * @internal
  */
 export async function mountsBelow(dir: string): Promise<string[]> {
-  const text = await readFile("/proc/self/mountinfo", "utf8");
-  return text
-    .split("\n")
-    .map((line) => line.split(" ")[4] ?? "")
-    .map((point) =>
-      point.replace(/\\([0-7]{3})/g, (_, octal: string) => String.fromCharCode(Number.parseInt(octal, 8))),
-    )
-    .filter((point) => point === dir || point.startsWith(`${dir}/`))
-    .toReversed();
+  const points = (await allMounts()).map(({ point }) => point);
+  return points.filter((point) => point === dir || point.startsWith(`${dir}/`)).toReversed();
+}
+
+/** What becomes of mounts that are made later where the path is. */
+export async function propagationOf(
+  path: string,
+): Promise<{ mountPoint: string; isShared: boolean; isSlave: boolean }> {
+  const real = await realpath(path);
+  const around = (await allMounts()).filter(
+    ({ point }) => point === real || real.startsWith(point.endsWith("/") ? point : `${point}/`),
+  );
+  const { point, options } = around.reduce((best, each) => (each.point.length >= best.point.length ? each : best), {
+    point: "",
+    options: [] as string[],
+  });
+  const has = (word: string) => options.some((option) => option.startsWith(word));
+  return { mountPoint: point, isShared: has("shared:"), isSlave: has("master:") };
 }
 
 /** Removes all mounts at and below `dir`, also those that are still in use somewhere. */

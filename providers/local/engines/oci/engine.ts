@@ -16,6 +16,7 @@ import {
   Once,
   type ProviderCapacity,
   ProviderError,
+  type ReservedCapabilities,
   type ResourceAmounts,
   SharedPlaces,
 } from "../../../../src/provider/kit/index.ts";
@@ -39,6 +40,13 @@ import {
 import { OCI_CAPABILITIES } from "../capabilities.ts";
 import { canConfine, checkAppArmor, hasAppArmor, loadProfile } from "../../bundle/apparmor.ts";
 import { allMachinesPids, Cgroup, checkCgroups } from "../../bundle/cgroup.ts";
+import {
+  HOST_CAPABILITIES,
+  type HostAccess,
+  ownsHost,
+  requireHostAccess,
+  reservedFor,
+} from "../../bundle/host-access.ts";
 import { checkResolvConf } from "../../bundle/host-resolv.ts";
 import { checkMachineUsers, MachineUsers } from "../../bundle/machine-users.ts";
 import { writeMapper } from "../../bundle/mapped-mounts.ts";
@@ -72,6 +80,8 @@ interface OciEngineOptions {
   seccompProfile?: string | undefined;
   /** Privileged containers own this host: off unless said otherwise. */
   allowPrivileged?: boolean | undefined;
+  /** Who has this host's network, processes and files instead of their own. Absent: nobody. */
+  host?: HostAccess | undefined;
   /** Capabilities that containers may add besides the default ones, while privileged containers are off. */
   allowedCapabilities?: readonly string[] | undefined;
   /** Processes and threads of a machine, and of each of its containers. */
@@ -152,10 +162,15 @@ export class OciEngine implements Engine {
     return [
       ...OCI_CAPABILITIES,
       ...(pauseProgram(process.arch) === undefined ? [] : (["share_process_namespace"] as const)),
-      ...(this.#policy.allowPrivileged ? (["privileged"] as const) : []),
+      ...(this.#policy.allowPrivileged || this.reserved !== undefined ? (["privileged"] as const) : []),
+      ...(this.reserved === undefined ? [] : HOST_CAPABILITIES),
       ...(canConfine() ? (["apparmor"] as const) : []),
       ...(this.#lackOfUsers === undefined ? (["user_namespace"] as const) : []),
     ];
+  }
+
+  get reserved(): ReservedCapabilities | undefined {
+    return reservedFor(this.#options.host, this.#policy);
   }
 
   async check(): Promise<HostProblem[]> {
@@ -228,7 +243,14 @@ export class OciEngine implements Engine {
         `engine oci has no user namespaces of machines: run this pod on the engine vm (here: ${this.#lackOfUsers})`,
         { field: "security.host_users" },
       );
-    requireContained(spec, this.#policy);
+    const { host } = this.#options;
+    requireHostAccess(spec, host);
+    if (spec.security?.host_users === false && Object.values(spec.host ?? {}).includes(true))
+      throw new ProviderError("invalid", "users of its own cannot have namespaces of the host", {
+        field: "security.host_users",
+      });
+    // By the field that only clients with the verb for it may set: the namespace is any client's word.
+    requireContained(spec, { ...this.#policy, mayBePrivileged: ownsHost(spec, host) });
     for (const [index, volume] of (spec.volumes ?? []).entries()) {
       if (!/^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$/i.test(volume.name))
         throw new ProviderError(

@@ -29,14 +29,22 @@ export interface PauseProcess {
 
 const PAUSE_PIDS = 1;
 
-/** @param hasUsers the machine has users of its own */
-export function heldNamespaces({ dir }: Pick<MachineHome, "dir">, attachment: Attachment, hasUsers: boolean) {
+/**
+ * Those of them that the machine has not from its host.
+ * @param attachment absent: it is on the host's network, and has the host's name
+ * @param hasUsers the machine has users of its own
+ */
+export function heldNamespaces(
+  { dir, spec }: Pick<MachineHome, "dir" | "spec">,
+  attachment: Attachment | undefined,
+  hasUsers: boolean,
+) {
+  const held = (type: "user" | "ipc" | "uts") => ({ type, path: join(dir, "ns", type) });
   return [
-    ...(hasUsers ? [{ type: "user", path: join(dir, "ns/user") } as const] : []),
-    { type: "network", path: attachment.netns! },
-    { type: "ipc", path: join(dir, "ns/ipc") },
-    { type: "uts", path: join(dir, "ns/uts") },
-  ] as const;
+    ...(hasUsers ? [held("user")] : []),
+    ...(attachment === undefined ? [] : [{ type: "network" as const, path: attachment.netns! }, held("uts")]),
+    ...(spec.host?.ipc === true ? [] : [held("ipc")]),
+  ];
 }
 
 /** Whether a file is one that a namespace was bound to. @throws what the system says when that cannot be known */
@@ -51,18 +59,18 @@ export async function isNamespace(file: string): Promise<boolean> {
 }
 
 /**
- * Makes the machine's network, IPC and names, and holds them.
+ * Makes the machine's network, unless it is on the host's, IPC and names, and holds them.
  * @param options.users what its root is on this host; absent: root
  */
 export async function makeNamespaces(
   { network }: OciContext,
-  { id, dir }: MachineHome,
+  { id, dir, spec }: MachineHome,
   { hostname, users, signal }: { hostname: string; users: number | undefined; signal: AbortSignal },
-): Promise<Attachment> {
+): Promise<Attachment | undefined> {
   const [ipc, uts] = [join(dir, "ns/ipc"), join(dir, "ns/uts")];
   const setName = ["sh", "-c", 'printf %s "$1" >/proc/sys/kernel/hostname', "sh", hostname];
   if (users === undefined) {
-    const attachment = await network.attachNamespace(id);
+    const attachment = spec.host?.network === true ? undefined : await network.attachNamespace(id);
     signal.throwIfAborted();
     for (const file of [ipc, uts]) await writeFile(file, "");
     await run(findTool("unshare")!, [`--ipc=${ipc}`, `--uts=${uts}`, ...setName], { signal });
@@ -86,7 +94,7 @@ export async function makeNamespaces(
 export async function startPause(
   context: OciContext,
   home: MachineHome,
-  { attachment, users }: { attachment: Attachment; users?: number | undefined },
+  { attachment, users }: { attachment: Attachment | undefined; users?: number | undefined },
 ): Promise<PauseProcess> {
   const bundle = join(home.dir, "pause");
   const rootfs = users === undefined ? join(bundle, "rootfs") : await makeRoot(home.dir, "pause");

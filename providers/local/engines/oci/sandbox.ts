@@ -46,7 +46,7 @@ import {
   type ShimExit,
 } from "../../engine.ts";
 import { applyFiles, makeVolumes, volumeInodes, volumeStats } from "../../bundle/host-volumes.ts";
-import { dialTcp } from "../../host/dial.ts";
+import { dialHost, dialTcp } from "../../host/dial.ts";
 import { machineHash } from "../../host/machine-hash.ts";
 import { readFileIfExists, writeFileAtomic } from "../../host/files.ts";
 import { mountOverlay, mountTmpfs, unmountBelow } from "../../host/mounts.ts";
@@ -67,7 +67,7 @@ import { MACHINE_USERS } from "../../bundle/machine-users.ts";
 import { mountMapped } from "../../bundle/mapped-mounts.ts";
 import { sharedLimits } from "../../bundle/machine-resources.ts";
 import type { OciContext } from "./context.ts";
-import { makeEtc, readMessage, removeMessage } from "../../bundle/etc.ts";
+import { makeEtc, readMessage, removeMessage, writeHosts } from "../../bundle/etc.ts";
 import {
   heldNamespaces,
   holdPause,
@@ -84,7 +84,8 @@ import { containerUser } from "../../bundle/users.ts";
 import { containerMounts } from "./mounts.ts";
 
 interface SandboxRecord {
-  attachment: Attachment;
+  /** Absent: it is on the host's network. */
+  attachment?: Attachment | undefined;
   hostname: string;
   pause?: PauseProcess | undefined;
   /** What the machine's root is on this host, when it is not root: the first of its users. */
@@ -115,9 +116,10 @@ export async function openSandbox(context: OciContext, home: MachineHome, signal
   const hostname = kernelHostname(spec, home.id);
   const users = spec.security?.host_users === false ? await context.users.take(home.id) : undefined;
   const attachment = await makeNamespaces(context, home, { hostname, users, signal });
-  await context.network.openHostPorts(home.id, containerPorts(spec));
+  if (attachment !== undefined) await context.network.openHostPorts(home.id, containerPorts(spec));
   await mountTmpfs(join(dir, "shm"), { sizeBytes: SHM_BYTES, mode: "1777" });
-  await makeEtc(join(dir, "etc"), spec, { hostname, address: attachment.address });
+  await makeEtc(join(dir, "etc"), spec, { hostname, address: attachment?.address });
+  if (attachment === undefined) await writeHosts(join(dir, "etc"), spec, []);
   await makeVolumes(home);
 
   signal.throwIfAborted();
@@ -134,8 +136,9 @@ export async function recoverSandbox(context: OciContext, home: MachineHome): Pr
   const record = context.torn.readJson(join(home.dir, "sandbox.json"), isSandboxRecord);
   if (record === undefined) return undefined;
   // After a boot of the host the files are there, but nothing that they describe.
-  if ((await context.network.find(home.id)) === undefined || !(await isNamespace(join(home.dir, "ns/uts"))))
-    return undefined;
+  const isOnBridge = record.attachment !== undefined;
+  if (isOnBridge && (await context.network.find(home.id)) === undefined) return undefined;
+  if (!(await isNamespace(join(home.dir, "ns/uts")))) return undefined;
   if (record.pause !== undefined) {
     const { pid, startTime } = record.pause;
     if (!isAlive(pid, startTime)) return undefined;
@@ -143,19 +146,21 @@ export async function recoverSandbox(context: OciContext, home: MachineHome): Pr
     if (!(await isNamespace(join(home.dir, "ns/pid"))) && !(await holdPause(home.dir, record.pause))) return undefined;
   }
   if (record.users !== undefined) await context.users.hold(home.id, record.users);
-  await context.network.ensure();
-  // They are gone when another program has flushed this host's rules meanwhile.
-  await context.network
-    .openHostPorts(home.id, containerPorts(home.spec))
-    .catch((thrown: unknown) =>
-      context.logger.warn({ machine: home.id, err: thrown }, "Cannot open the machine's host ports again"),
-    );
+  if (isOnBridge) {
+    await context.network.ensure();
+    // They are gone when another program has flushed this host's rules meanwhile.
+    await context.network
+      .openHostPorts(home.id, containerPorts(home.spec))
+      .catch((thrown: unknown) =>
+        context.logger.warn({ machine: home.id, err: thrown }, "Cannot open the machine's host ports again"),
+      );
+  }
   return new OciSandbox(context, home, record);
 }
 
 function isSandboxRecord(value: unknown): value is SandboxRecord {
   const { attachment, hostname } = (value ?? {}) as Partial<SandboxRecord>;
-  return typeof attachment?.address === "string" && typeof hostname === "string";
+  return (attachment === undefined || typeof attachment.address === "string") && typeof hostname === "string";
 }
 
 export class OciSandbox implements Sandbox {
@@ -164,7 +169,8 @@ export class OciSandbox implements Sandbox {
   readonly #context: OciContext;
   readonly #home: MachineHome;
   readonly #record: SandboxRecord;
-  readonly #relay: LoopbackRelay;
+  /** Absent on the host's network. */
+  readonly #relay: LoopbackRelay | undefined;
   readonly #resolveLost: (loss: SandboxLoss) => void;
   readonly #meter: TreeMeter;
   #cancelWatch: (() => void) | undefined;
@@ -173,12 +179,11 @@ export class OciSandbox implements Sandbox {
     this.#context = context;
     this.#home = home;
     this.#record = record;
-    this.addresses = [record.attachment.address];
-    this.#relay = new LoopbackRelay({
-      netns: record.attachment.netns!,
-      socketPath: home.socketPath("relay"),
-      clock: context.clock,
-    });
+    const { attachment } = record;
+    this.addresses = attachment === undefined ? [] : [attachment.address];
+    this.#relay =
+      attachment &&
+      new LoopbackRelay({ netns: attachment.netns!, socketPath: home.socketPath("relay"), clock: context.clock });
     this.#meter = new TreeMeter(context.clock, context.diskWalks, tenantOf(home.spec.labels));
     const { promise, resolve } = Promise.withResolvers<SandboxLoss>();
     this.lost = promise;
@@ -219,7 +224,7 @@ export class OciSandbox implements Sandbox {
         devices: { nodes: devices, areBound: hasUsers },
         cgroupsPath: this.#cgroupPath(launch),
         cgroupVersion: cgroupVersion(),
-        sysctls: [...(hasUsers ? MACHINE_SYSCTLS : DEFAULT_SYSCTLS), ...(this.#home.spec.security?.sysctls ?? [])],
+        sysctls: [...this.#defaultSysctls, ...(this.#home.spec.security?.sysctls ?? [])],
         seccomp: (capabilities) => seccompProfile(this.#context.seccomp(), capabilities, process.arch),
         apparmorProfile: await profileOf(spec, await this.#context.apparmor.get()),
         pidsLimit: this.#context.pidsLimit,
@@ -264,8 +269,17 @@ export class OciSandbox implements Sandbox {
     return lower;
   }
 
+  get #defaultSysctls(): typeof DEFAULT_SYSCTLS {
+    const { attachment, users } = this.#record;
+    // They are of a network.
+    if (attachment === undefined) return [];
+    return users === undefined ? DEFAULT_SYSCTLS : MACHINE_SYSCTLS;
+  }
+
   /** Whose process namespace it joins, held in its bundle; without one it gets its own. */
   async #joinedProcesses({ name, target }: ContainerLaunch, bundle: string): Promise<{ path?: string }> {
+    // Joined, and not left out: only then does the runtime end all of a container with its first process.
+    if (this.#home.spec.host?.pid === true) return { path: "/proc/self/ns/pid" };
     if (this.#record.pause !== undefined) return { path: join(this.#home.dir, "ns/pid") };
     if (target?.pid === undefined) return {};
     const { pid } = target;
@@ -304,6 +318,8 @@ export class OciSandbox implements Sandbox {
   ): Promise<ContainerConclusion> {
     const conclusion = await this.#conclusion(container, exit);
     keep(conclusion);
+    // Among the host's processes they do not end with their first one.
+    if (this.#home.spec.host?.pid === true) await this.#cgroup(container).kill(this.#context.clock);
     await this.#context.runtime.delete(container.id);
     await this.#cgroup(container).remove();
     await this.#removeBundle(container);
@@ -359,6 +375,7 @@ export class OciSandbox implements Sandbox {
   }
 
   async dial(port: number, target: "address" | "loopback", signal: AbortSignal): Promise<Duplex> {
+    if (this.#relay === undefined) return await dialHost(port, target, signal);
     if (target === "loopback") return await this.#relay.dial(port, signal);
     return await dialTcp(this.addresses[0]!, port, signal);
   }
@@ -419,7 +436,7 @@ export class OciSandbox implements Sandbox {
 
   async close(): Promise<void> {
     this.#cancelWatch?.();
-    this.#relay.close();
+    this.#relay?.close();
   }
 
   /** The first process of the shared process namespace takes all containers with it when it dies. */

@@ -1,0 +1,252 @@
+/** Machines with access to this host: who has it, and what it is, on each engine that has it. */
+import { existsSync, mkdirSync, mkdtempSync, readFileSync, readlinkSync, rmSync, writeFileSync } from "node:fs";
+import { createServer } from "node:http";
+import type { AddressInfo } from "node:net";
+import { hostname, tmpdir } from "node:os";
+import { join } from "node:path";
+import { afterAll, expect, test } from "vitest";
+import { run } from "../../../providers/local/host/command.ts";
+import type { ContainerSpec, MachineSpec, Volume } from "../../../src/provider/machine.ts";
+import { LABEL_NAMESPACE } from "../../../src/provider/owner.ts";
+import type { Bench } from "./suite.ts";
+
+const labels = { [LABEL_NAMESPACE]: "kube-system" };
+
+/** What the engine's owner says. */
+export const HOST = { namespaces: ["kube-system"] };
+
+/** @param bench its backend is open in each test */
+export function hostAccessTests(bench: Bench): void {
+  const folder = mkdtempSync(join(tmpdir(), "vmlet-host-path-"));
+  afterAll(async () => {
+    await run("umount", ["-R", join(folder, "shared")]).catch(() => undefined);
+    rmSync(folder, { recursive: true, force: true });
+  }, 60_000);
+
+  const says = async (script: string, spec: Partial<MachineSpec>, more: Partial<ContainerSpec> = {}) => {
+    const id = await bench.create({ labels, ...spec, containers: [bench.shell("a", script, more)] });
+    const { exit_code, message } = await bench.terminated(id, "a");
+    const lines = await bench.log(id, "a");
+    expect(exit_code, [message, ...lines].join("\n")).toBe(0);
+    return lines;
+  };
+  const ofThisHost = (name: string) => readlinkSync(`/proc/self/ns/${name}`);
+  const hosts = (path: string, path_type?: Extract<Volume, { type: "host" }>["path_type"]): Volume[] => [
+    { name: "v", type: "host", path, ...(path_type && { path_type }) },
+  ];
+  const mounts = [{ volume: "v", path: "/v" }];
+
+  test("the backend says for whom it is", async () => {
+    const { capabilities, reserved } = await bench.provider.getInfo({ signal: bench.signal });
+    expect(reserved).toEqual({
+      capabilities: ["host_network", "host_pid", "host_ipc", "volumes.host", "mount_propagation", "privileged"],
+      namespaces: ["kube-system"],
+    });
+    expect(capabilities).toEqual(expect.arrayContaining(reserved!.capabilities));
+  });
+
+  test.each<[string, Partial<MachineSpec>, string]>([
+    ["its network", { host: { network: true } }, "host.network"],
+    ["its processes", { host: { pid: true } }, "host.pid"],
+    ["its IPC namespace", { host: { ipc: true } }, "host.ipc"],
+    ["its files", { volumes: hosts("/etc") }, "volumes.0"],
+  ])("%s is refused to a machine of another namespace, and to one that tells of none", async (_name, spec, field) => {
+    for (const other of [{}, { [LABEL_NAMESPACE]: "default" }]) {
+      const asked = bench.create({ ...spec, labels: other, containers: [bench.shell("a", "true")] });
+      await expect(asked).rejects.toMatchObject({ code: "unsupported", field });
+    }
+  });
+
+  test("privileges are refused to others, and had by machines of the namespace", async () => {
+    const container = bench.shell("a", "true", { security: { privileged: true } });
+    await expect(bench.create({ labels: {}, containers: [container] })).rejects.toMatchObject({
+      code: "unsupported",
+      field: "containers.security.privileged",
+    });
+    // Any client may name the namespace; only one with the verb for it, a privileged container.
+    const security = { capabilities_add: ["SYS_ADMIN"] };
+    const asked = bench.create({
+      labels: { [LABEL_NAMESPACE]: "kube-system" },
+      containers: [bench.shell("a", "true", { security })],
+    });
+    await expect(asked).rejects.toMatchObject({ field: "containers.security.capabilities_add" });
+    const [capabilities] = await says("grep CapEff /proc/self/status", {}, { security: { privileged: true } });
+    expect(capabilities).toBe(/^CapEff:.*$/m.exec(readFileSync("/proc/self/status", "latin1"))![0]);
+  });
+
+  test("a kernel parameter of what is the host's is refused", async () => {
+    const security = { sysctls: [{ name: "net.ipv4.tcp_syncookies", value: "0" }] };
+    const asked = bench.create({
+      labels,
+      security,
+      host: { network: true },
+      containers: [bench.shell("a", "true")],
+    });
+    await expect(asked).rejects.toMatchObject({ code: "invalid", field: "security.sysctls" });
+  });
+
+  test("its namespaces are the container's, one by one", async () => {
+    const script = "for n in net pid ipc uts; do readlink /proc/self/ns/$n; done";
+    const of = async (host: NonNullable<MachineSpec["host"]>) => {
+      const [net, pid, ipc] = await says(script, { host });
+      return { net: net === ofThisHost("net"), pid: pid === ofThisHost("pid"), ipc: ipc === ofThisHost("ipc") };
+    };
+    expect(await of({ network: true })).toEqual({ net: true, pid: false, ipc: false });
+    expect(await of({ pid: true })).toEqual({ net: false, pid: true, ipc: false });
+    expect(await of({ ipc: true })).toEqual({ net: false, pid: false, ipc: true });
+  });
+
+  test("on its network a machine has the host's name, names and ports, and no address of its own", async () => {
+    const server = createServer((_request, reply) => void reply.end("from the host\n"));
+    await new Promise<void>((resolve) => void server.listen(0, "127.0.0.1", resolve));
+    const { port } = server.address() as AddressInfo;
+    const script = `hostname; cat /etc/hosts; wget -qO- http://127.0.0.1:${port}/; sleep 1000`;
+    const id = await bench.create({
+      labels,
+      host: { network: true },
+      hosts: [{ ip: "192.0.2.9", names: ["alias.example"] }],
+      containers: [bench.shell("a", script)],
+    });
+    const lines = await bench.until(async () => {
+      const all = await bench.log(id, "a");
+      expect(all).toContain("from the host");
+      return all;
+    });
+    expect(lines[0]).toBe(hostname());
+    expect(lines[1]).toBe("# Kubernetes-managed hosts file (host network).");
+    expect(lines).toContain("192.0.2.9\talias.example");
+    const own = readFileSync("/etc/hosts", "utf8").trimEnd().split("\n");
+    expect(lines).toEqual(expect.arrayContaining(own));
+    expect((await bench.get(id)).addresses).toEqual([]);
+    server.close();
+    await bench.provider.deletePod(id, { force: true, signal: bench.signal });
+    await bench.reaches(id, "deleted");
+  });
+
+  test("a machine on its network is probed and reached on its ports, and found by the backend's successor", async () => {
+    const port = 38_471;
+    const probe = { initial_delay_s: 0, period_s: 1, timeout_s: 1, success: 1, failure: 3 };
+    const id = await bench.create({
+      labels,
+      restart_policy: "always",
+      host: { network: true },
+      containers: [
+        bench.shell("a", `mkdir /w; echo served > /w/index.html; httpd -f -p ${port} -h /w`, {
+          probes: { readiness: { ...probe, http: { path: "/", port } } },
+        }),
+      ],
+    });
+    await bench.until(async () => expect((await bench.container(id, "a")).ready).toBe(true));
+    await bench.provider.close();
+    await bench.open();
+    const { restart_count } = await bench.container(id, "a");
+    expect([restart_count, (await bench.get(id)).state]).toEqual([0, "running"]);
+    expect(await (await fetch(`http://127.0.0.1:${port}/`)).text()).toBe("served\n");
+    const stream = await bench.provider.portForward(id, port, { signal: bench.signal });
+    stream.end("GET / HTTP/1.0\r\n\r\n");
+    let reply = "";
+    for await (const chunk of stream) reply += String(chunk);
+    expect(reply).toContain("served");
+    await bench.provider.deletePod(id, { force: true, signal: bench.signal });
+    await bench.reaches(id, "deleted");
+  });
+
+  test("its files are read, and written where the mount lets them be", async () => {
+    writeFileSync(join(folder, "told"), "by the host\n");
+    expect(await says("cat /v/told; echo by the machine > /v/answer", { volumes: hosts(folder) }, { mounts })).toEqual([
+      "by the host",
+    ]);
+    expect(readFileSync(join(folder, "answer"), "utf8")).toBe("by the machine\n");
+    const readOnly = { mounts: [{ ...mounts[0]!, read_only: true }] };
+    expect(await says("touch /v/no 2>/dev/null || echo refused", { volumes: hosts(folder) }, readOnly)).toEqual([
+      "refused",
+    ]);
+    const part = { mounts: [{ ...mounts[0]!, sub_path: "told" }] };
+    expect(await says("cat /v", { volumes: hosts(folder) }, part)).toEqual(["by the host"]);
+  });
+
+  test("what has to be there is made, or is waited for with a kubelet's words", async () => {
+    const made = join(folder, "made/deep");
+    expect(await says("ls -A /v", { volumes: hosts(made, "DirectoryOrCreate") }, { mounts })).toEqual([]);
+    expect(existsSync(made)).toBe(true);
+    expect(await says("wc -c < /v", { volumes: hosts(join(made, "file"), "FileOrCreate") }, { mounts })).toEqual(["0"]);
+    const id = await bench.create({
+      labels,
+      volumes: hosts(join(folder, "told"), "Directory"),
+      containers: [bench.shell("a", "true", { mounts })],
+    });
+    await bench.until(async () =>
+      expect(await bench.container(id, "a")).toMatchObject({
+        state: "waiting",
+        reason: "CreateContainerConfigError",
+        message: `hostPath type check failed: ${join(folder, "told")} is not a directory`,
+      }),
+    );
+  });
+
+  test("a mount of the host that lets nothing through is not taken for one that does", async () => {
+    const own = join(folder, "private");
+    mkdirSync(own);
+    await run("mount", ["--bind", own, own]);
+    await run("mount", ["--make-private", own]);
+    const id = await bench.create({
+      labels,
+      volumes: hosts(own),
+      containers: [
+        bench.shell("a", "true", {
+          mounts: [{ volume: "v", path: "/v", propagation: "bidirectional" }],
+          security: { privileged: true },
+        }),
+      ],
+    });
+    await bench.until(async () =>
+      expect(await bench.container(id, "a")).toMatchObject({
+        state: "waiting",
+        message: expect.stringContaining(`is mounted on "${own}" but it is not a shared mount`),
+      }),
+    );
+    await bench.provider.deletePod(id, { force: true, signal: bench.signal });
+    await bench.reaches(id, "deleted");
+    await run("umount", [own]);
+  });
+
+  test("what a container with the host's processes has started ends with it", async () => {
+    const id = await bench.create({
+      labels,
+      host: { pid: true },
+      containers: [bench.shell("a", "sleep 7357 & sleep 7357 & exit 0")],
+    });
+    await bench.terminated(id, "a");
+    await bench.until(async () => {
+      const { stdout } = await run("ps", ["-eo", "args"]);
+      expect(stdout.toString()).not.toContain("sleep 7357");
+    });
+  });
+
+  test("mounts go the way that they were asked to", async () => {
+    const shared = join(folder, "shared");
+    mkdirSync(shared);
+    await run("mount", ["--bind", shared, shared]);
+    await run("mount", ["--make-shared", shared]);
+    for (const name of ["in", "out"]) mkdirSync(join(shared, name));
+    const id = await bench.create({
+      labels,
+      volumes: hosts(shared),
+      containers: [
+        bench.shell("a", "mount -t tmpfs made /v/out && echo inside > /v/out/file; sleep 1000", {
+          mounts: [{ volume: "v", path: "/v", propagation: "bidirectional" }],
+          security: { privileged: true },
+        }),
+        bench.shell("b", "until [ -e /v/in/file ]; do sleep 0.1; done; cat /v/in/file; sleep 1000", {
+          mounts: [{ volume: "v", path: "/v", propagation: "host_to_container" }],
+        }),
+      ],
+    });
+    await bench.until(() => expect(readFileSync(join(shared, "out/file"), "utf8")).toBe("inside\n"));
+    await run("mount", ["-t", "tmpfs", "made", join(shared, "in")]);
+    writeFileSync(join(shared, "in/file"), "outside\n");
+    await bench.until(async () => expect(await bench.log(id, "b")).toEqual(["outside"]));
+    await bench.provider.deletePod(id, { force: true, signal: bench.signal });
+    await bench.reaches(id, "deleted");
+  });
+}
