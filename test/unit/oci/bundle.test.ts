@@ -1,6 +1,7 @@
 import { describe, expect, test } from "vitest";
 import {
   ALL_LINUX_CAPABILITIES,
+  bind,
   capabilitiesInMask,
   capabilitiesOf,
   commandOf,
@@ -122,6 +123,14 @@ describe("configuration", () => {
       .mounts.map(({ destination }) => destination)
       .filter((path) => path.startsWith("/a"));
     expect(own).toEqual(["/a", "/a/b", "/a/b/c"]);
+  });
+  test.each<[string, readonly ("rprivate" | "rslave" | "rshared")[], string | undefined]>([
+    ["no mount does", ["rprivate"], undefined],
+    ["one lets the host's in", ["rprivate", "rslave"], "rslave"],
+    ["one lets its own out, too", ["rslave", "rshared"], "rshared"],
+  ])("the root lets through what its mounts let through: %s", (_what, all, propagation) => {
+    const mounts = all.map((each, index) => bind("/s", `/m${index}`, false, each));
+    expect(config({ mounts }).linux["rootfsPropagation"]).toBe(propagation);
   });
   test("seccomp is made for the container's own capabilities", () =>
     expect(config({}, { security: { capabilities_drop: ["ALL"] } }).linux["seccomp"]).toEqual({ for: 0 }));
