@@ -1,4 +1,4 @@
-/** What `vmlet check` says of NetworkPolicies: the pods of the node are machines, on a network that no policy reaches. */
+/** What `vmlet check` says of NetworkPolicies: the node's pods are machines, on a network that none of them reaches. */
 import { isForbidden, isNotFound } from "../kube/errors.ts";
 import type { Kube } from "../kube/kube.ts";
 import type { Report } from "./report.ts";

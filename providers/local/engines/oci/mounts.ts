@@ -33,7 +33,7 @@ export async function containerMounts(
   return isMapped ? shown.map((mount) => ({ ...mount, options: [...mount.options, "idmap"] })) : shown;
 }
 
-/** @throws ContainerError in containerd's words where the host's mount lets nothing through: the runtime would not say so */
+/** @throws ContainerError in containerd's words where the host's mount lets nothing through: runc would not say so */
 async function requirePropagation(source: string, propagation: keyof typeof PROPAGATION): Promise<void> {
   const { mountPoint, isShared, isSlave } = await propagationOf(source);
   if (isShared || (isSlave && propagation === "host_to_container")) return;
