@@ -1,4 +1,5 @@
 /** What the suite runs against: a control plane, a registry, two nodes on one backend, kube-proxy and CoreDNS. */
+import { randomBytes } from "node:crypto";
 import { copyFile, readdir, rmdir, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { machineHash } from "../../../providers/local/host/machine-hash.ts";
@@ -14,14 +15,14 @@ import { hostAddress, hostAddresses } from "./namespaces.ts";
 
 export const nodeNames = ["node-a", "node-b"] as const;
 
-const machineCidr = "10.99.0.0/16";
+export const machineCidr = "10.99.0.0/16";
 const dnsAddress = "10.96.0.10";
 const clusterDomain = "cluster.local";
 const registryPort = 5001;
 const kubeletPort = 10_250;
 /** Where tests look for the registry that they run in a pod on the node's network. */
 const podRegistry = "localhost:5000";
-const HOST_ENGINES: readonly ContainerEngine[] = ["cri"];
+const HOST_ENGINES: readonly ContainerEngine[] = ["cri", "oci"];
 
 /** Whether an engine gives pods the host, where its owner lets it. */
 export function hasHostAccess(engine: ContainerEngine): boolean {
@@ -40,9 +41,18 @@ export interface EnvironmentOptions {
   engine?: ContainerEngine | undefined;
   /** Merged over each node's entry of the agent's configuration. */
   node?: Json;
+  /** The backend's `engine.host`. Default: all, to pods of every namespace, where the engine has that. */
+  host?: Json;
+  /** Whether kube-proxy runs on this host. Default true. */
+  kubeProxy?: boolean | undefined;
 }
 
-export async function startEnvironment({ engine = "oci", node = {} }: EnvironmentOptions = {}): Promise<Environment> {
+export async function startEnvironment({
+  engine = "oci",
+  node = {},
+  host = { namespaces: ["*"] },
+  kubeProxy = true,
+}: EnvironmentOptions = {}): Promise<Environment> {
   const { missing } = await engineOnThisHost(engine);
   if (missing.length > 0) throw new Error(`engine ${engine} cannot run on this host: ${missing.join(", ")}`);
   const registry = await startRegistry({ port: registryPort });
@@ -73,8 +83,13 @@ export async function startEnvironment({ engine = "oci", node = {} }: Environmen
         type: engine,
         // Every container of a VM is alone with its kernel: there is nothing to allow.
         ...(engine === "vm" ? {} : { allowPrivileged: true }),
-        ...(hasHostAccess(engine) ? { host: { namespaces: ["*"] } } : {}),
-        network: { cidr: machineCidr, openHostPorts: [apiPort, 53, kubeletPort] },
+        ...(hasHostAccess(engine) ? { host } : {}),
+        // Its network is this run's alone, its name is claimed of the whole host.
+        network: {
+          bridge: `vc${randomBytes(3).toString("hex")}`,
+          cidr: machineCidr,
+          openHostPorts: [apiPort, 53, kubeletPort],
+        },
         images: { parallelPulls: 4, insecureRegistries: [registry.host, podRegistry] },
       },
     });
@@ -98,7 +113,7 @@ export async function startEnvironment({ engine = "oci", node = {} }: Environmen
       });
     }
     await startDns(cluster, apiPort);
-    await startKubeProxy(cluster);
+    if (kubeProxy) await startKubeProxy(cluster);
     const { admin } = cluster;
     await waitFor({ what: "two ready nodes", timeoutMs: 60_000 }, async () => {
       const { items } = await admin.get("/api/v1/nodes");

@@ -138,7 +138,7 @@ async function pictureImage(name: string, extra: readonly TarEntry[] = []): Prom
 }
 
 /** Nothing but a program that is linked statically. */
-async function programImage(path: string, program: Promise<string>, entrypoint?: string[]): Promise<TestImage> {
+export async function programImage(path: string, program: Promise<string>, entrypoint?: string[]): Promise<TestImage> {
   const content = await readFile(await program);
   return {
     layers: [[...folders(parentsOf([path])), { path, content, mode: 0o755 }]],
@@ -169,7 +169,7 @@ function folders(paths: readonly string[]): TarEntry[] {
 }
 
 /** Programs of this host with the shared libraries that they load, each where its loader looks for it. */
-async function hostPrograms(names: readonly string[]): Promise<TarEntry[]> {
+export async function hostPrograms(names: readonly string[]): Promise<TarEntry[]> {
   const files = new Set<string>();
   const entries: TarEntry[] = [];
   for (const name of names) {

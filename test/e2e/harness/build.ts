@@ -11,6 +11,7 @@ export const virtualKubeletModule = join(import.meta.dirname, "../virtual-kubele
 export const kubernetesModule = join(import.meta.dirname, "../kubernetes");
 export const corednsModule = join(import.meta.dirname, "../coredns");
 export const sampleApiServerModule = join(import.meta.dirname, "../sample-apiserver");
+export const nodeExporterModule = join(import.meta.dirname, "../node-exporter");
 export const containerdModule = join(import.meta.dirname, "../../../helm/runtime/containerd");
 export const runcModule = join(import.meta.dirname, "../../../helm/runtime/runc");
 export const csiModule = join(import.meta.dirname, "../csi");
@@ -145,6 +146,17 @@ export function buildSampleApiServer(): Promise<string> {
     sources: [],
     args: ["build", "-trimpath", "-ldflags", "-s -w"],
     target: "k8s.io/sample-apiserver",
+  });
+}
+
+/** Prometheus' node exporter, whose DaemonSet wants the node's network, processes and files. */
+export function buildNodeExporter(): Promise<string> {
+  return buildGo({
+    name: "node-exporter",
+    module: nodeExporterModule,
+    sources: [],
+    args: ["build", "-trimpath", "-ldflags", "-s -w"],
+    target: "github.com/prometheus/node_exporter",
   });
 }
 
@@ -284,6 +296,7 @@ if (process.argv[1] !== undefined && basename(process.argv[1]) === "build.ts") {
     "kube-proxy": buildKubeProxy,
     coredns: buildCoreDns,
     etcd: buildEtcd,
+    "node-exporter": buildNodeExporter,
     "sample-apiserver": buildSampleApiServer,
     containerd: buildContainerd,
     "containerd-shim": buildContainerdShim,
