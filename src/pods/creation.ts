@@ -90,7 +90,7 @@ export class MachineCreation {
     }
   }
 
-  /** The pod's machine was there and is gone: its owner's next pods may be waiting for the same. */
+  /** The pod's machine is gone, or was not admitted: its owner's next pods may be waiting for the same. */
   lost(pod: Pod): void {
     const owner = controllerOf(pod);
     if (owner === undefined || refusalPolicy(pod, MACHINE_DELETED.reason) !== "pace") return;

@@ -35,6 +35,9 @@ const MAX_STEPS = 12;
 /** How soon a machine is looked for again that is missing with too many others. */
 const DOUBT_MS = 60_000;
 
+/** A machine that its backend has not admitted: the pods that its owner makes next may fare as it did. */
+const REFUSED = "UnexpectedAdmissionError";
+
 export class PodReconciler {
   readonly #options: ReconcilerOptions;
   readonly #records: PodRecords;
@@ -210,6 +213,7 @@ export class PodReconciler {
           return undefined;
         case "status":
           if (action.verdict === LOST && this.#isDoubtful(uid)) return { kind: "after", ms: DOUBT_MS };
+          if (action.patch["reason"] === REFUSED) this.#creation.lost(podOf(desired));
           return await this.#status.write(uid, podOf(desired), action, signal);
         case "update":
           await this.#update.update(uid, podOf(desired), signal);

@@ -543,6 +543,30 @@ test("a capacity that the configuration states is the Node's, and the host's pre
   expect(status!.conditions).toContainEqual(expect.objectContaining(condition));
 });
 
+describe("a backend that gives devices", () => {
+  const count = (amount: number, name = "vendor.example/gpu") => ({ name, count: amount });
+  const reported = {
+    current: () => fromProvider({ allocatable: { extended: [count(1)] }, total: { extended: [count(3)] } }),
+  };
+  const amounts = (source: ReturnType<typeof withConditions>) => {
+    const { status } = newNode(settings, well({ capacity: source.current() }), T0);
+    return [status?.capacity?.["vendor.example/gpu"], status?.allocatable?.["vendor.example/gpu"]];
+  };
+
+  test("has all of them in the Node's capacity, and the healthy ones allocatable", () => {
+    expect(amounts(reported)).toEqual(["3", "1"]);
+  });
+
+  test("has them counted beside a capacity that the configuration states", () => {
+    expect(amounts(withConditions(fixedCapacity({ cpu: "8" }), reported, () => true))).toEqual(["3", "1"]);
+  });
+
+  test("has the configuration's word for those that it states", () => {
+    const fixed = fixedCapacity({ "vendor.example/gpu": "7" });
+    expect(amounts(withConditions(fixed, reported, () => true))).toEqual(["7", "7"]);
+  });
+});
+
 describe("a Node whose backend has volumes", () => {
   test("has its volumes attached by the controller, and says where they are", () => {
     const node = newNode({ ...settings, volumes: { zone: "z1" } }, well(), T0);

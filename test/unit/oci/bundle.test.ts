@@ -117,6 +117,32 @@ describe("configuration", () => {
       root: unknown;
     };
 
+  const device = {
+    ...({ type: "c", major: 1, minor: 3, fileMode: 0o666, uid: 0, gid: 0 } as const),
+    ...{ path: "/dev/given", hostPath: "/dev/null", access: "rw" },
+  };
+  const rules = ({ linux }: ReturnType<typeof config>) => (linux["resources"] as { devices: unknown }).devices;
+
+  test("a device is made in the container, and its control group lets that one through and no other", () => {
+    const made = config({ devices: { nodes: [device], areBound: false } });
+    const { access: _access, hostPath: _hostPath, ...node } = device;
+    expect([made.linux["devices"], rules(made)]).toEqual([
+      [node],
+      [
+        { allow: false, access: "rwm" },
+        { allow: true, type: "c", major: 1, minor: 3, access: "rw" },
+      ],
+    ]);
+  });
+
+  test("a device that is mounted is not made, and its control group lets it through all the same", () => {
+    const made = config({ devices: { nodes: [device], areBound: true } });
+    expect([made.linux["devices"], rules(made)]).toEqual([
+      undefined,
+      expect.arrayContaining([expect.objectContaining({ minor: 3 })]),
+    ]);
+  });
+
   test("an outer mount comes before those inside it, whatever the spec's order", () => {
     const mount = (destination: string) => ({ destination, type: "bind", source: "/s", options: [] });
     const own = config({ mounts: [mount("/a/b/c"), mount("/a"), mount("/a/b")] })

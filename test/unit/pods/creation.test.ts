@@ -147,6 +147,27 @@ describe("a pod whose machine was lost soon", () => {
   });
 });
 
+describe("a pod whose backend does not give it what it asks for", () => {
+  const refuseOnce = async (world: World) => {
+    await world.settle();
+    await world.hear({ state: "failed", reason: "UnexpectedAdmissionError", message: "Pod was rejected: no" });
+    await world.settle();
+    expect(world.pod.status).toMatchObject({ phase: "Failed", reason: "UnexpectedAdmissionError" });
+  };
+
+  test("is replaced at once the first time, and later and later after that", async () => {
+    const world = worldOf("ReplicaSet");
+    await refuseOnce(world);
+    await world.replacePod("u2");
+    await refuseOnce(world);
+    await world.replacePod("u3");
+    await world.pass(8_000);
+    expect(world.pod.status?.phase).toBe("Pending");
+    await world.pass(2_000);
+    expect(world.pod.status?.phase).toBe("Running");
+  });
+});
+
 describe("a pod that was refused", () => {
   test("and has a machine all the same, which the list lacked, keeps it", async () => {
     const world = worldOf();

@@ -14,6 +14,33 @@ function status(p: Pod, m: Machine | undefined, more: Partial<StatusInput> = {})
 
 const condition = (s: ReturnType<typeof status>, type: string) => s.conditions!.find((c) => c.type === type);
 
+test("devices are told with their health, as a kubelet does, of main containers alone", () => {
+  const devices = [
+    { resource: "v.example/gpu", id: "g0", health: "healthy" as const },
+    { resource: "v.example/nic", id: "n0", health: "unknown" as const },
+    { resource: "v.example/gpu", id: "g1", health: "unhealthy" as const },
+  ];
+  const withInit = pod({
+    spec: { containers: [{ name: "app", image: "i" }], initContainers: [{ name: "init", image: "i" }] },
+  });
+  const init = exited("init", 0, { kind: "init", devices });
+  const s = status(withInit, machine({ containers: [init, running("app", { devices })] }));
+  const told = [s.initContainerStatuses?.[0], s.containerStatuses?.[0]].map((each) => each?.allocatedResourcesStatus);
+  expect(told).toEqual([
+    undefined,
+    [
+      {
+        name: "v.example/gpu",
+        resources: [
+          { resourceID: "g0", health: "Healthy" },
+          { resourceID: "g1", health: "Unhealthy" },
+        ],
+      },
+      { name: "v.example/nic", resources: [{ resourceID: "n0", health: "Unknown" }] },
+    ],
+  ]);
+});
+
 describe("phase", () => {
   test("is Pending while no container has started", () => {
     expect(

@@ -161,8 +161,9 @@ export class World {
 
   /** The backend's newest event about the machine arrives. */
   async hear(change: Partial<Machine> = {}): Promise<void> {
-    const machine = await this.provider.getPod("m-u1", { signal: AbortSignal.timeout(1_000) });
-    const observed = this.#machines.observe("m-u1");
+    const id = `m-${this.pod.metadata!.uid}`;
+    const machine = await this.provider.getPod(id, { signal: AbortSignal.timeout(1_000) });
+    const observed = this.#machines.observe(id);
     const version = Math.max(machine.version, observed.kind === "found" ? observed.machine.version + 1 : 0);
     this.#machines.put({ ...machine, version, ...change });
   }
