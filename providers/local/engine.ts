@@ -37,6 +37,7 @@ import {
   VmletError,
 } from "../../src/provider/kit/index.ts";
 import type { DeviceGrant } from "./devices.ts";
+import type { HostVolumes, VolumePlace } from "./volume-contents.ts";
 
 type EngineName = "process" | "oci" | "cri" | "vm";
 
@@ -60,6 +61,8 @@ export interface Engine {
   readonly hasCdi?: boolean;
   /** Images, when the engine has them (capability `images`). Without, `ContainerLaunch.image` is undefined. */
   readonly images?: ImageStore;
+  /** Where volumes that outlive machines are (capability `volumes.persistent`). Absent: folders of this host. */
+  readonly volumes?: (place: VolumePlace) => HostVolumes;
   /** Where a runtime keeps containers' commands by itself. Absent: shim processes do. */
   readonly keeper?: Shims;
   check(): Promise<HostProblem[]>;
@@ -106,8 +109,10 @@ export interface MachineHome {
    * of the host permits it, and may have to be made; it is removed with the sandbox.
    */
   readonly secretDir: string;
-  /** Where what is on a volume is that outlives the machine, by its id. */
+  /** Where what is on a volume is that outlives the machine, by its id. @throws Error when it is not attached */
   volumePath(volume: string): string;
+  /** The same of one that is a block device. */
+  volumeDevice(volume: string): Promise<string>;
   /** A path short enough for a unix socket, the same for the same name each time. Removed after `destroy`. */
   socketPath(name: string): string;
 }

@@ -63,7 +63,9 @@ import { patchedSpec, SecretBudget, secretBytes } from "./machine/secret-budget.
 import { type KeptMachine, MachineStore } from "./machine/machine-store.ts";
 import { assertId, validateSpec } from "./machine/valid-spec.ts";
 import { Supervisor, type SupervisorContext } from "./machine/supervisor.ts";
-import { LocalVolumes } from "./volumes.ts";
+import type { VolumeHolder } from "./volume-contents.ts";
+import { FolderVolumes } from "./volumes/folders.ts";
+import { LocalVolumes } from "./volumes/local-volumes.ts";
 import type { Observations } from "./pressure/thresholds.ts";
 
 interface LocalProviderOptions {
@@ -144,17 +146,11 @@ export class LocalProvider implements Provider {
     this.#secrets = new SecretBudget(options.secrets?.maxBytes ?? Infinity);
     this.#plugins = options.plugins && new HostPlugins(options.plugins, { ...options, supervisors: this.#supervisors });
     this.#care = new HostCare({ ...options, devices: this.#plugins?.devices, supervisors: this.#supervisors });
-    this.#volumes = options.engine.capabilities.includes("volumes.persistent")
-      ? new LocalVolumes({
-          ...options,
-          torn: new TornFiles(options.stateDir, options.logger),
-          walks: new SharedPlaces(VOLUME_WALKS),
-          machines: () => [...this.#supervisors.values()].map(({ record }) => record),
-        })
-      : undefined;
+    this.#volumes = volumesOf(options, () => [...this.#supervisors.values()].map(({ record }) => record));
     if (this.#volumes !== undefined) this.volumes = this.#volumes.api;
     this.#context = {
       engine: options.engine,
+      volumes: this.#volumes,
       store,
       shims: options.shims ?? options.engine.keeper ?? processShims(options),
       devices: this.#plugins?.devices,
@@ -205,6 +201,9 @@ export class LocalProvider implements Provider {
     if (machines.length > 0)
       this.#options.logger.info({ machines: machines.length }, "Found the machines of the former backend");
     void this.#volumes?.finish(this.#closed.signal);
+    void this.#volumes?.watch(this.#closed.signal, (damaged) => {
+      for (const supervisor of this.#supervisors.values()) supervisor.warnOfVolume(damaged);
+    });
     this.#prune();
   }
 
@@ -309,6 +308,7 @@ export class LocalProvider implements Provider {
       os: "linux",
       architecture: goArchitecture(process.arch),
       ...(this.#engine.reserved !== undefined && { reserved: this.#engine.reserved }),
+      ...(this.#volumes?.classes !== undefined && { volumeClasses: this.#volumes.classes }),
       ...(this.#engine.runtimeHandlers !== undefined && { runtimeHandlers: this.#engine.runtimeHandlers }),
     });
   }
@@ -519,6 +519,19 @@ export class LocalProvider implements Provider {
 
 function storeOf({ stateDir, clock, logger, secrets }: LocalProviderOptions): MachineStore {
   return new MachineStore(stateDir, clock, new TornFiles(stateDir, logger), secrets?.dir);
+}
+
+/** Undefined where the engine has none. */
+function volumesOf(options: LocalProviderOptions, machines: () => Iterable<VolumeHolder>): LocalVolumes | undefined {
+  const { engine, stateDir, logger } = options;
+  if (!engine.capabilities.includes("volumes.persistent")) return undefined;
+  return new LocalVolumes({
+    ...options,
+    torn: new TornFiles(stateDir, logger),
+    walks: new SharedPlaces(VOLUME_WALKS),
+    machines,
+    contents: engine.volumes ?? ((place) => new FolderVolumes(place)),
+  });
 }
 
 function processShims(options: LocalProviderOptions): Shims {

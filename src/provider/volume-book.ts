@@ -83,7 +83,7 @@ export class VolumeBook implements VolumeProvider {
   }
 
   create(id: string, spec: PersistentVolumeSpec, _options: CallOptions): Promise<PersistentVolume> {
-    return this.#inTurn(id, async () => {
+    return this.inTurn(id, async () => {
       const existing = this.#records.get(id);
       const fingerprint = specFingerprint(spec);
       if (existing !== undefined) {
@@ -153,7 +153,7 @@ export class VolumeBook implements VolumeProvider {
   }
 
   resize(id: string, sizeBytes: number, _options: CallOptions): Promise<PersistentVolume> {
-    return this.#inTurn(id, async () => {
+    return this.inTurn(id, async () => {
       const record = this.#live(id);
       const { size_bytes: before, state } = record.volume;
       if (sizeBytes <= before) return this.#view(record);
@@ -166,7 +166,7 @@ export class VolumeBook implements VolumeProvider {
   }
 
   delete(id: string, _options: CallOptions): Promise<void> {
-    return this.#inTurn(id, async () => {
+    return this.inTurn(id, async () => {
       const record = this.#records.get(id) ?? this.#unseen(id);
       const { state } = record.volume;
       if (state === "deleted") return;
@@ -187,7 +187,7 @@ export class VolumeBook implements VolumeProvider {
     name: string,
     { readOnly = false }: CallOptions & { readOnly?: boolean | undefined },
   ): Promise<PersistentVolume> {
-    return this.#inTurn(id, () => {
+    return this.inTurn(id, () => {
       const record = this.#live(id);
       const { reservations } = record.volume;
       const own = reservations.find((each) => each.name === name);
@@ -208,7 +208,7 @@ export class VolumeBook implements VolumeProvider {
   }
 
   release(id: string, name: string, _options: CallOptions): Promise<void> {
-    return this.#inTurn(id, () => {
+    return this.inTurn(id, () => {
       const record = this.#records.get(id);
       const { reservations = [] } = record?.volume ?? {};
       if (record === undefined || !reservations.some((each) => each.name === name)) return;
@@ -433,7 +433,8 @@ export class VolumeBook implements VolumeProvider {
     return structuredClone({ ...volume, attachments: [...this.#options.attachments(volume.id)] });
   }
 
-  async #inTurn<T>(id: string, work: () => T | Promise<T>): Promise<T> {
+  /** After all that is being done to the volume, and before all that is asked for later. */
+  async inTurn<T>(id: string, work: () => T | Promise<T>): Promise<T> {
     const before = this.#turns.get(id);
     const turn = Promise.resolve(before).then(work, work);
     this.#turns.set(id, turn);

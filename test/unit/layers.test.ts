@@ -72,16 +72,28 @@ const PODSPEC: Record<string, readonly string[]> = {
 /** The rooms of the reference backend. `machine` is the supervisor's: it sees engines only by `engine.ts`. */
 const BACKEND: Record<string, readonly string[]> = {
   "devices.ts": [],
-  "engine.ts": ["devices.ts"],
+  "volume-contents.ts": [],
+  "engine.ts": ["devices.ts", "volume-contents.ts"],
   host: [],
   shim: ["engine.ts", "host"],
   images: ["engine.ts", "host"],
   network: ["engine.ts", "host"],
   bundle: ["devices.ts", "engine.ts", "host"],
   pressure: [],
-  machine: ["devices.ts", "engine.ts", "host", "shim", "pressure"],
+  volumes: ["volume-contents.ts", "engine.ts", "host", "bundle"],
+  machine: ["devices.ts", "volume-contents.ts", "engine.ts", "host", "shim", "pressure"],
   plugins: ["devices.ts", "host"],
-  engines: ["devices.ts", "engine.ts", "host", "shim", "images", "network", "bundle"],
+  engines: [
+    "devices.ts",
+    "volume-contents.ts",
+    "engine.ts",
+    "host",
+    "shim",
+    "images",
+    "network",
+    "bundle",
+    "volumes",
+  ],
 };
 
 const KIT = "src/provider/kit/index.ts";

@@ -4,7 +4,8 @@
 import { chmodSync, chownSync, closeSync, existsSync, fstatSync, readlinkSync } from "node:fs";
 import { mkdir, rename, statfs, writeFile } from "node:fs/promises";
 import { join } from "node:path";
-import type { MachineStats, Mount, Volume } from "../../../src/provider/kit/index.ts";
+import type { ContainerSpec, MachineStats, Mount, Volume } from "../../../src/provider/kit/index.ts";
+import type { DeviceGrant } from "../devices.ts";
 import { ContainerError, type MachineHome } from "../engine.ts";
 import { isMissing } from "../host/files.ts";
 import { bindDescriptor, mountTmpfs } from "../host/mounts.ts";
@@ -92,6 +93,25 @@ export async function volumeSource(
     closeSync(fd);
   }
   return { source: at, writable };
+}
+
+/** The volumes that a container has as block devices. @throws ContainerError when one is not attached */
+export async function volumeDevices(
+  home: Pick<MachineHome, "spec" | "volumeDevice">,
+  { name, devices = [] }: Pick<ContainerSpec, "name" | "devices">,
+): Promise<DeviceGrant["nodes"]> {
+  return await Promise.all(
+    devices.map(async ({ volume, path }) => {
+      const claim = (home.spec.volumes ?? []).find((each) => each.name === volume);
+      if (claim?.type !== "persistent")
+        throw new ContainerError(
+          "CreateContainerConfigError",
+          `container ${name}: volume ${JSON.stringify(volume)} is no block device`,
+        );
+      const permissions = claim.read_only === true ? "r" : "rw";
+      return { path, hostPath: await home.volumeDevice(claim.volume), permissions };
+    }),
+  );
 }
 
 /** @throws ContainerError when it is not there */

@@ -31,6 +31,9 @@ export const OCI_CAPABILITIES: readonly Capability[] = [
   "ephemeral_storage_limits",
 ];
 
+/** Disks in files, where the host has what they need (../volumes/loop-files.ts). */
+export const LOOP_VOLUME_CAPABILITIES: readonly Capability[] = ["volumes.persistent", "volumes.block"];
+
 /** Containers by a runtime that speaks CRI. */
 export const CRI_CAPABILITIES: readonly Capability[] = [...OCI_CAPABILITIES, "share_process_namespace"];
 

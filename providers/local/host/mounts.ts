@@ -40,17 +40,32 @@ export async function bindDescriptor(fd: number, target: string): Promise<void> 
   await run(findTool("mount")!, ["--no-canonicalize", "--bind", "/proc/self/fd/3", target], { fd3: fd });
 }
 
-/** Oldest first: of two at one point, the later one is seen. */
-async function allMounts(): Promise<{ point: string; options: string[] }[]> {
+export interface MountPoint {
+  path: string;
+  /** Of this mount alone. */
+  options: readonly string[];
+  /** `shared:N`, `master:N`: what becomes of mounts that are made later in it. */
+  propagation: readonly string[];
+  /** Of its file system, wherever it is mounted. */
+  superOptions: readonly string[];
+}
+
+/** All that this process sees, the innermost and latest first. */
+export async function mountPoints(): Promise<MountPoint[]> {
   const text = await readFile("/proc/self/mountinfo", "utf8");
-  return text.split("\n").map((line) => {
-    const [, , , , point = "", , ...more] = line.split(" ");
-    return {
-      point: point.replace(/\\([0-7]{3})/g, (_, octal: string) => String.fromCharCode(Number.parseInt(octal, 8))),
+  return text
+    .split("\n")
+    .map((line) => line.split(" "))
+    .map((fields) => ({
+      path: (fields[4] ?? "").replace(/\\([0-7]{3})/g, (_, octal: string) =>
+        String.fromCharCode(Number.parseInt(octal, 8)),
+      ),
+      options: (fields[5] ?? "").split(","),
       // Up to the mark where those of the file system begin.
-      options: more.slice(0, more.indexOf("-")),
-    };
-  });
+      propagation: fields.slice(6, Math.max(6, fields.indexOf("-", 6))),
+      superOptions: (fields.at(-1) ?? "").split(","),
+    }))
+    .toReversed();
 }
 
 /**
@@ -58,8 +73,7 @@ async function allMounts(): Promise<{ point: string; options: string[] }[]> {
  * @internal
  */
 export async function mountsBelow(dir: string): Promise<string[]> {
-  const points = (await allMounts()).map(({ point }) => point);
-  return points.filter((point) => point === dir || point.startsWith(`${dir}/`)).toReversed();
+  return (await mountPoints()).map(({ path }) => path).filter((point) => point === dir || point.startsWith(`${dir}/`));
 }
 
 /** What becomes of mounts that are made later where the path is. */
@@ -67,15 +81,13 @@ export async function propagationOf(
   path: string,
 ): Promise<{ mountPoint: string; isShared: boolean; isSlave: boolean }> {
   const real = await realpath(path);
-  const around = (await allMounts()).filter(
-    ({ point }) => point === real || real.startsWith(point.endsWith("/") ? point : `${point}/`),
+  const around = (await mountPoints()).filter(
+    ({ path: point }) => point === real || real.startsWith(point.endsWith("/") ? point : `${point}/`),
   );
-  const { point, options } = around.reduce((best, each) => (each.point.length >= best.point.length ? each : best), {
-    point: "",
-    options: [] as string[],
-  });
-  const has = (word: string) => options.some((option) => option.startsWith(word));
-  return { mountPoint: point, isShared: has("shared:"), isSlave: has("master:") };
+  // Of two at one point, the later one is seen.
+  const found = around.toSorted((a, b) => b.path.length - a.path.length)[0];
+  const has = (word: string) => found?.propagation.some((option) => option.startsWith(word)) === true;
+  return { mountPoint: found?.path ?? "", isShared: has("shared:"), isSlave: has("master:") };
 }
 
 /** Removes all mounts at and below `dir`, also those that are still in use somewhere. */

@@ -3,12 +3,15 @@ import type { Clock, Logger, SharedPlaces } from "../../../src/provider/kit/inde
 import type { DeviceSource } from "../devices.ts";
 import type { Engine, MachineHome, Sandbox } from "../engine.ts";
 import type { Shims } from "../engine.ts";
+import type { MachineVolumes } from "../volume-contents.ts";
 import type { InstanceFolders } from "./instance-folders.ts";
 import type { MachineState } from "./machine-state.ts";
 import type { MachineWork } from "./machine-work.ts";
 
 export interface MachineContext {
   readonly engine: Engine;
+  /** Absent: the engine has none. */
+  readonly volumes: MachineVolumes | undefined;
   readonly shims: Shims;
   /** Absent: there are no plugins. */
   readonly devices: DeviceSource | undefined;

@@ -63,7 +63,7 @@ function socketPrefix(id: string): string {
  *     STATE/machines/ID/engine/      the engine's own
  *     STATE/machines/ID/containers/NAME/INSTANCE/   shim files and log segments
  *     STATE/tombstones/ID.json       the last status of a deleted machine
- *     STATE/volumes/ID/              what outlives machines (../volumes.ts)
+ *     STATE/volumes/ID/              what outlives machines (../volumes)
  *     STATE/run/                     unix sockets, under short names
  *
  *     STATE/torn/                    what was torn, for a person to look at (torn-files.ts)
@@ -109,10 +109,6 @@ export class MachineStore {
   /** Of the last change that was written. */
   get revision(): number {
     return this.#events.revision;
-  }
-
-  volumePath(id: string): string {
-    return join(this.stateDir, "volumes", id, "data");
   }
 
   machineDir(id: string): string {

@@ -136,8 +136,12 @@ export class SandboxKeeper {
 
   /** Not longer than an engine needs that heeds the signal: no other must keep the machine from its end. */
   async #opened(signal: AbortSignal): Promise<Sandbox> {
-    const { engine, home, state, work, clock } = this.#context;
-    const opened = engine.open(home, signal);
+    const { engine, home, state, volumes, work, clock } = this.#context;
+    const open = async () => {
+      await volumes?.attach(state, { signal });
+      return await engine.open(home, signal);
+    };
+    const opened = open();
     let isSettled = false;
     const settle = () => void (isSettled = true);
     const settled = opened.then(settle, settle);
@@ -151,10 +155,11 @@ export class SandboxKeeper {
 
   /** The machine may be deleted by then; what cannot be removed now, the next backend sweeps. */
   async #removeLate(opened: Promise<Sandbox>): Promise<void> {
-    const { engine, home } = this.#context;
+    const { engine, home, state, volumes } = this.#context;
     const late = await opened.catch(() => undefined);
     await late?.close().catch(() => {});
     await engine.destroy(home, { keepVolumes: false });
+    await volumes?.detach(state);
   }
 
   async #openFailed(error: Error): Promise<void> {
@@ -192,14 +197,14 @@ export class SandboxKeeper {
    * @throws what the engine throws: called again, it tries again
    */
   async recover(): Promise<boolean> {
-    const { engine, home, state, work, clock } = this.#context;
+    const { state, work, clock } = this.#context;
     if (this.#sandbox !== undefined || state.record.sandbox === "none") return true;
     if (state.record.sandbox === "opening") {
       // The former backend ended while it made the sandbox: that begins again.
       if (!work.isClosing) await work.inEngine(this.#destroy({ keepVolumes: true }));
       return !work.isClosing;
     }
-    const found = await work.inEngine(answered(clock, "recover", engine.recover(home)));
+    const found = await work.inEngine(answered(clock, "recover", this.#found()));
     const sandbox = found && limitedSandbox(found, clock);
     if (work.isClosing) {
       await sandbox?.close();
@@ -208,6 +213,14 @@ export class SandboxKeeper {
     if (sandbox !== undefined) this.#adopt(sandbox);
     else this.#lose({ reason: "SandboxLost", message: "the machine's sandbox was gone when the backend started" });
     return true;
+  }
+
+  /** Its volumes are where its next containers look for them. */
+  async #found(): Promise<Sandbox | undefined> {
+    const { engine, home, state, volumes, work } = this.#context;
+    const sandbox = await engine.recover(home);
+    if (sandbox !== undefined) await volumes?.attach(state, { signal: work.closing, isRunning: true });
+    return sandbox;
   }
 
   #adopt(sandbox: Sandbox): void {
@@ -272,11 +285,15 @@ export class SandboxKeeper {
   }
 
   async #destroy(options: { keepVolumes: boolean }): Promise<void> {
-    const { engine, home, state, clock } = this.#context;
+    const { engine, home, state, volumes, clock } = this.#context;
     const sandbox = this.#sandbox;
     this.#sandbox = undefined;
     await sandbox?.close().catch(() => {});
-    await answered(clock, "destroy", engine.destroy(home, options));
+    const destroy = async () => {
+      await engine.destroy(home, options);
+      await volumes?.detach(state);
+    };
+    await answered(clock, "destroy", destroy());
     // Those of a next sandbox are made again.
     if (home.secretDir !== home.dir) rmSync(home.secretDir, { recursive: true, force: true });
     state.sandboxDestroyed();

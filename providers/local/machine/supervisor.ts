@@ -33,6 +33,7 @@ import { ContainerStarter } from "./container-start.ts";
 import type { ContainerStatus } from "./container-status.ts";
 import { InstanceFolders } from "./instance-folders.ts";
 import { Instances } from "./instances.ts";
+import type { DamagedVolume, MachineVolumes } from "../volume-contents.ts";
 import type { MachineContext } from "./machine-context.ts";
 import { MachineState } from "./machine-state.ts";
 import { MachineWork } from "./machine-work.ts";
@@ -47,6 +48,8 @@ const EVICTION_GRACE_MS = 1_000;
 
 export interface SupervisorContext {
   engine: Engine;
+  /** Absent: the engine has none. */
+  volumes: MachineVolumes | undefined;
   store: MachineStore;
   shims: Shims;
   /** Absent: there are no plugins. */
@@ -99,6 +102,7 @@ export class Supervisor implements MachineHome {
     this.#work = new MachineWork(logger);
     const shared: MachineContext = {
       engine: context.engine,
+      volumes: context.volumes,
       shims: context.shims,
       devices: context.devices,
       clock,
@@ -139,7 +143,17 @@ export class Supervisor implements MachineHome {
   }
 
   volumePath(volume: string): string {
-    return this.#context.store.volumePath(volume);
+    return this.#context.volumes!.path(volume);
+  }
+
+  async volumeDevice(volume: string): Promise<string> {
+    return await this.#context.volumes!.device(volume);
+  }
+
+  /** Its owner is told, if it is one of its volumes. */
+  warnOfVolume({ id, message }: DamagedVolume): void {
+    if (this.record.claims?.some(({ volume }) => volume === id) !== true) return;
+    this.#state.notice("Warning", "VolumeConditionAbnormal", `volume ${id}: ${message}`);
   }
 
   get spec(): MachineSpec {

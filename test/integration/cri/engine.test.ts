@@ -9,6 +9,7 @@ import { processStat } from "../../../providers/local/host/proc.ts";
 import { machineHash } from "../../../providers/local/host/machine-hash.ts";
 import { HostNetwork } from "../../../providers/local/network/network.ts";
 import type { ProviderError } from "../../../src/provider/errors.ts";
+import { checkLoopVolumes, hasLoopVolumes } from "../../../providers/local/volumes/loop-files.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
 import { missingForContainerd } from "../../support/containerd.ts";
@@ -16,6 +17,7 @@ import { testNetwork } from "../../support/host.ts";
 import { leaveOut } from "../../support/left-out.ts";
 import { missingForImages } from "../../support/registry.ts";
 import { containerTests, pushImages } from "../backend/containers.ts";
+import { volumeTests } from "../backend/volumes.ts";
 import { backendSuite, LOG_LIMITS, text } from "../backend/suite.ts";
 
 const { dir: _dir, ...network } = testNetwork("");
@@ -44,6 +46,12 @@ else {
 
   backendSuite({ name: "cri", image: images.image, createEngine, ownProcesses: true }, (bench) => {
     containerTests(bench, images, { fileSubPaths: false });
+    if (hasLoopVolumes()) volumeTests(bench);
+    else
+      leaveOut(
+        `volumes of engine cri`,
+        checkLoopVolumes().map(({ problem }) => problem),
+      );
 
     /** Processes of a machine's containers whose command line begins so. */
     const processesOf = (id: string, command: string) => {

@@ -7,12 +7,14 @@ import { Cgroup } from "../../../providers/local/bundle/cgroup.ts";
 import { machineHash } from "../../../providers/local/host/machine-hash.ts";
 import { run } from "../../../providers/local/host/command.ts";
 import { HostNetwork } from "../../../providers/local/network/network.ts";
+import { checkLoopVolumes, hasLoopVolumes } from "../../../providers/local/volumes/loop-files.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
 import { testNetwork } from "../../support/host.ts";
 import { leaveOut } from "../../support/left-out.ts";
 import { missingForImages } from "../../support/registry.ts";
 import { containerTests, pushImages } from "../backend/containers.ts";
+import { volumeTests } from "../backend/volumes.ts";
 import { backendSuite, text } from "../backend/suite.ts";
 
 const createEngine = (stateDir: string, insecureRegistries: string[] = []) =>
@@ -42,6 +44,12 @@ if (missing.length > 0) {
   const create = (stateDir: string) => createEngine(stateDir, [images.registry.host]);
   backendSuite({ name: "oci", image: images.image, createEngine: create, ownProcesses: true }, (bench) => {
     containerTests(bench, images);
+    if (hasLoopVolumes()) volumeTests(bench);
+    else
+      leaveOut(
+        `volumes of engine oci`,
+        checkLoopVolumes().map(({ problem }) => problem),
+      );
 
     const output = async (script: string, machine: object) => {
       const id = await bench().create({ containers: [bench().shell("a", script)], ...machine });

@@ -4,7 +4,8 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterEach, expect, test } from "vitest";
 import { TornFiles } from "../../../providers/local/host/torn-files.ts";
-import { LocalVolumes } from "../../../providers/local/volumes.ts";
+import { FolderVolumes } from "../../../providers/local/volumes/folders.ts";
+import { LocalVolumes } from "../../../providers/local/volumes/local-volumes.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
 import { SharedPlaces } from "../../../src/queue/shared-places.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
@@ -37,6 +38,7 @@ function setup() {
       torn: new TornFiles(stateDir, silentLogger),
       walks: new SharedPlaces(1),
       machines: () => holders,
+      contents: (place) => new FolderVolumes(place),
     });
   const holds = (state: "running" | "stopped", sandbox: "open" | "none", reachability: "ok" | "unknown" = "ok") =>
     holders.splice(0, 1, {

@@ -358,6 +358,7 @@ async function machineWith(
     dir,
     secretDir: dir,
     volumePath: (volume: string) => join(dir, "persistent", volume),
+    volumeDevice: () => Promise.reject(new Error("there is none")),
     socketPath: (name: string) => join(dir, name),
   };
   const sandbox = new VmSandbox(context, home, vm);

@@ -53,7 +53,9 @@ import {
 } from "../../network/network.ts";
 import { checkForwarding } from "../../network/forward-policy.ts";
 import { parseSubnet } from "../../network/ipam.ts";
-import { CRI_CAPABILITIES } from "../capabilities.ts";
+import type { HostVolumes, VolumePlace } from "../../volume-contents.ts";
+import { checkLoopVolumes, hasLoopVolumes, LoopVolumes } from "../../volumes/loop-files.ts";
+import { CRI_CAPABILITIES, LOOP_VOLUME_CAPABILITIES } from "../capabilities.ts";
 import { CgroupDriver, type RuntimeHandler } from "./api.gen.js";
 import { CriClient, isUnimplemented, runtimeMessage } from "./client.ts";
 import { requireDevices } from "./devices.ts";
@@ -107,11 +109,13 @@ export class CriEngine implements Engine {
   readonly name = "cri";
   readonly hasCdi = true;
   readonly images: CriImages;
+  readonly volumes = (place: VolumePlace): HostVolumes => new LoopVolumes(place);
   readonly keeper: RuntimeContainers;
   /** containerd's shim. */
   readonly overhead = { machineBytes: 16 * 1024 ** 2, containerBytes: 0 };
   readonly #options: CriEngineOptions;
   readonly #hasAppArmor = hasAppArmor();
+  readonly #hasVolumes = hasLoopVolumes();
   readonly #policy: ContainerPolicy;
   readonly #own: OwnContainerd | undefined;
   readonly #client: CriClient;
@@ -189,6 +193,7 @@ export class CriEngine implements Engine {
       ...(this.#policy.allowPrivileged || this.reserved !== undefined ? (["privileged"] as const) : []),
       ...(this.reserved === undefined ? [] : HOST_CAPABILITIES),
       ...(this.#hasAppArmor ? (["apparmor"] as const) : []),
+      ...(this.#hasVolumes ? LOOP_VOLUME_CAPABILITIES : []),
       ...(byDefault?.features?.userNamespaces === true ? (["user_namespace"] as const) : []),
       ...((this.#options.cdiDevices ?? []).length > 0 ? (["cdi_devices"] as const) : []),
     ];
@@ -221,6 +226,7 @@ export class CriEngine implements Engine {
       ...(await checkResolvConf()),
       ...checkMachineUsers(),
       ...(host?.podLogs === undefined ? [] : PodLogs.check(host.podLogs, stateDir)),
+      ...checkLoopVolumes(),
     ];
     if (this.#own === undefined) return [...(await this.#checkRuntime()), ...surroundings];
     const forwarding = await checkForwarding(this.#options.network?.bridge ?? DEFAULT_BRIDGE);

@@ -392,6 +392,8 @@ tolerate_missing_hugetlb_controller = true
 netns_mounts_under_state_dir = true
 enable_unprivileged_ports = true
 enable_unprivileged_icmp = true
+# A volume that is a block device is its container's user's.
+device_ownership_from_security_context = true
 [plugins."io.containerd.cri.v1.runtime".cni]
 bin_dirs = [${pluginDirs.map(text).join(", ")}]
 conf_dir = ${text(join(dir, "cni"))}

@@ -25,7 +25,14 @@ import {
 import { cgroupVersion, Cgroup } from "../../bundle/cgroup.ts";
 import { etcMounts, makeEtc, readMessage, removeMessage, writeHosts } from "../../bundle/etc.ts";
 import { kernelHostname } from "../../bundle/host-files.ts";
-import { applyFiles, makeVolumes, volumeInodes, volumeSource, volumeStats } from "../../bundle/host-volumes.ts";
+import {
+  applyFiles,
+  makeVolumes,
+  volumeDevices,
+  volumeInodes,
+  volumeSource,
+  volumeStats,
+} from "../../bundle/host-volumes.ts";
 import { sharedLimits } from "../../bundle/machine-resources.ts";
 import {
   type ContainerConclusion,
@@ -267,11 +274,9 @@ class CriSandbox implements Sandbox {
         value: Buffer.from(value),
       })),
       mounts,
-      devices: (launch.devices?.nodes ?? []).map(({ path, hostPath, permissions }) => ({
-        containerPath: path,
-        hostPath,
-        permissions,
-      })),
+      devices: [...(launch.devices?.nodes ?? []), ...(await volumeDevices(this.#home, spec))].map(
+        ({ path, hostPath, permissions }) => ({ containerPath: path, hostPath, permissions }),
+      ),
       annotations: launch.devices?.annotations ?? {},
       CDIDevices: [...(spec.cdi_devices ?? []), ...(launch.devices?.cdi ?? [])].map((device) => ({ name: device })),
       labels: {

@@ -37,7 +37,9 @@ import {
   type ContainerPolicy,
   requireContained,
 } from "../../bundle/container-policy.ts";
-import { OCI_CAPABILITIES } from "../capabilities.ts";
+import type { HostVolumes, VolumePlace } from "../../volume-contents.ts";
+import { checkLoopVolumes, hasLoopVolumes, LoopVolumes } from "../../volumes/loop-files.ts";
+import { LOOP_VOLUME_CAPABILITIES, OCI_CAPABILITIES } from "../capabilities.ts";
 import { canConfine, checkAppArmor, hasAppArmor, loadProfile } from "../../bundle/apparmor.ts";
 import { allMachinesPids, Cgroup, checkCgroups } from "../../bundle/cgroup.ts";
 import {
@@ -107,6 +109,7 @@ interface MachineFolder {
 export class OciEngine implements Engine {
   readonly name = "oci";
   readonly images: HostImages;
+  readonly volumes = (place: VolumePlace): HostVolumes => new LoopVolumes(place);
   readonly overhead = { machineBytes: 0, containerBytes: CONTAINER_OVERHEAD_BYTES };
   readonly #options: OciEngineOptions;
   readonly #policy: ContainerPolicy;
@@ -166,6 +169,7 @@ export class OciEngine implements Engine {
       ...(this.reserved === undefined ? [] : HOST_CAPABILITIES),
       ...(canConfine() ? (["apparmor"] as const) : []),
       ...(this.#lackOfUsers === undefined ? (["user_namespace"] as const) : []),
+      ...(hasLoopVolumes() ? LOOP_VOLUME_CAPABILITIES : []),
     ];
   }
 
@@ -220,6 +224,7 @@ export class OciEngine implements Engine {
       ...checkAppArmor(),
       ...(await checkForwarding(this.#options.network?.bridge ?? DEFAULT_BRIDGE)),
       ...(await checkResolvConf()),
+      ...checkLoopVolumes(),
     );
     return problems;
   }

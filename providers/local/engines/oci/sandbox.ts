@@ -58,9 +58,11 @@ import type { Attachment } from "../../network/network.ts";
 import { allProcesses, isAlive, processArguments } from "../../host/proc.ts";
 import { spawnStreams } from "../../shim/spawn.ts";
 import { profileOf } from "../../bundle/apparmor.ts";
-import { bind, capabilitiesInMask, commandEnv, effectiveMounts, ociConfig, ociResources } from "../../bundle/bundle.ts";
+import { bind, commandEnv, effectiveMounts, ociConfig, ociResources } from "../../bundle/bundle.ts";
 import { deviceNodes } from "../../bundle/device-nodes.ts";
 import { deviceEnv } from "../../devices.ts";
+import { ownCapabilities } from "../../bundle/own-capabilities.ts";
+import { volumeDevices } from "../../bundle/host-volumes.ts";
 import { Cgroup, cgroupVersion } from "../../bundle/cgroup.ts";
 import { kernelHostname } from "../../bundle/host-files.ts";
 import { MACHINE_USERS } from "../../bundle/machine-users.ts";
@@ -203,7 +205,12 @@ export class OciSandbox implements Sandbox {
     const rootfs = hasUsers ? await makeRoot(this.#home.dir, launch.id) : join(bundle, "rootfs");
     const grantable = ownCapabilities();
     try {
-      const devices = deviceNodes(spec.name, launch.devices?.nodes ?? []);
+      const volumes = deviceNodes(spec.name, await volumeDevices(this.#home, spec));
+      const devices = [
+        ...deviceNodes(spec.name, launch.devices?.nodes ?? []),
+        // Of the user that the container runs as: they are theirs.
+        ...volumes.map((node) => ({ ...node, fileMode: 0o660, uid: user.uid, gid: user.gid })),
+      ];
       const config = ociConfig({
         // The container's own word is the last one.
         spec: { ...spec, env: [...deviceEnv(launch.devices), ...(spec.env ?? [])] },
@@ -502,11 +509,6 @@ export class OciSandbox implements Sandbox {
     await rm(this.#config(container), { force: true });
     await removeMessage(this.#etc, container);
   }
-}
-
-/** A container cannot get what this process lacks (a backend in a container of its own, say). */
-function ownCapabilities(): string[] {
-  return capabilitiesInMask(/^CapBnd:\s*([0-9a-f]+)$/m.exec(readFileSync("/proc/self/status", "latin1"))![1]!);
 }
 
 function ownOomScoreAdj(): number {

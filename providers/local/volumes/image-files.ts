@@ -1,0 +1,138 @@
+/**
+ * The files of volumes that are disks: VOLUME/disk.img, of the volume's size, all of which is reserved, so that a disk
+ * never runs out of the host's room in the middle of a write. With a file system, or empty.
+ */
+import { existsSync, renameSync, rmSync, statSync, truncateSync } from "node:fs";
+import { open, statfs } from "node:fs/promises";
+import { dirname, join } from "node:path";
+import { ProviderError, type VolumeRecord } from "../../../src/provider/kit/index.ts";
+import { CommandError, findTool, run } from "../host/command.ts";
+import { flushFile, flushFolder } from "../host/files.ts";
+
+const MIB = 2 ** 20;
+/** Less than that has no room for a journal. */
+const MINIMUM_BYTES = 16 * MIB;
+/** The share of the host's disk that volumes leave: less of it, and machines are evicted. */
+const KEPT_FREE = 0.1;
+/** kubelet's formatting, and blocks that stay reserved. */
+const MKFS_OPTIONS = ["-q", "-F", "-m", "0", "-E", "nodiscard,lazy_itable_init=1,lazy_journal_init=1"];
+/** e2fsck: nothing was wrong; what was wrong is mended. */
+const SOUND = [0, 1, 2];
+
+export const imageOf = (volumeDir: string): string => join(volumeDir, "disk.img");
+
+/** What of the tools and rights for this is missing, by name. */
+export const IMAGE_TOOLS = ["fallocate", "mkfs.ext4", "debugfs", "e2fsck", "resize2fs"] as const;
+
+const tool = (name: (typeof IMAGE_TOOLS)[number]): string => findTool(name) ?? name;
+
+/** What is there is not touched. @returns the size in bytes @throws ProviderError quota */
+export async function makeImage(dir: string, { volume }: VolumeRecord): Promise<number> {
+  const image = imageOf(dir);
+  if (existsSync(image)) return statSync(image).size;
+  const fresh = `${image}.new`;
+  rmSync(fresh, { force: true });
+  const size = wholeSize(volume.size_bytes);
+  await (await open(fresh, "w", 0o600)).close();
+  await reserve(fresh, size);
+  if (volume.mode === "filesystem") {
+    await run(tool("mkfs.ext4"), [...MKFS_OPTIONS, fresh]);
+    // As an emptyDir: containers of any user write to it.
+    await run(tool("debugfs"), ["-w", "-R", "set_inode_field <2> mode 040777", fresh]);
+  }
+  await flushFile(fresh);
+  renameSync(fresh, image);
+  flushFolder(dir);
+  return size;
+}
+
+/** Nobody has it attached. @throws ProviderError quota */
+export async function extendImage(image: string, sizeBytes: number): Promise<number> {
+  const size = wholeSize(sizeBytes);
+  const before = statSync(image).size;
+  if (before >= size) return before;
+  try {
+    await reserve(image, size);
+  } catch (thrown) {
+    // It may have grown by a part of that, which is of use to nobody.
+    if (statSync(image).size > before) truncateSync(image, before);
+    throw thrown;
+  }
+  await flushFile(image);
+  return size;
+}
+
+/** All of its blocks are the file's again, also those that were given back. @throws ProviderError quota */
+export async function keepReserved(image: string): Promise<void> {
+  const { size, blocks } = statSync(image);
+  if (blocks * 512 < size) await reserve(image, size);
+}
+
+async function reserve(file: string, size: number): Promise<void> {
+  try {
+    // By writing, where the file system cannot reserve.
+    await run(tool("fallocate"), ["--posix", "--length", String(size), file]);
+  } catch (thrown) {
+    if (!(thrown instanceof CommandError) || !/No space left|File too large|quota exceeded/i.test(thrown.stderr))
+      throw thrown;
+    throw new ProviderError("quota", `the host's disk has no room for a volume of ${size} bytes`, {
+      field: "size_bytes",
+      retryAfterMs: 30_000,
+      cause: thrown,
+    });
+  }
+}
+
+export async function roomFor(dir: string): Promise<number> {
+  const { bavail, blocks, bsize } = await statfs(dir);
+  return (bavail - blocks * KEPT_FREE) * bsize;
+}
+
+/**
+ * Has the file system on a device, or in a file, mended as far as that is safe, and grown to all of its room. For one
+ * that nobody has mounted.
+ * @throws Error for one that only a person can mend
+ */
+export async function mendFileSystem(path: string, room: number): Promise<void> {
+  await check(path, []);
+  const { bytes, blockBytes } = await fileSystemSize(path);
+  if (bytes + blockBytes > room) return;
+  await check(path, ["-f"]);
+  await run(tool("resize2fs"), [path]);
+}
+
+async function check(path: string, options: readonly string[]): Promise<void> {
+  try {
+    await run(tool("e2fsck"), ["-p", ...options, path], { exitCodes: SOUND });
+  } catch (thrown) {
+    if (!(thrown instanceof CommandError) || thrown.exitCode !== 4) throw thrown;
+    throw new Error(
+      `the file system of volume ${volumeAt(path)} is damaged, and is not mounted: run e2fsck -f on it by hand (${thrown.stderr.trim().slice(-300)})`,
+      { cause: thrown },
+    );
+  }
+}
+
+const volumeAt = (path: string): string => (path.startsWith("/dev/") ? path : dirname(path));
+
+/** Of a file system that is mounted. @throws CommandError */
+export async function growMounted(device: string): Promise<void> {
+  await run(tool("resize2fs"), [device]);
+}
+
+/** By its superblock. */
+async function fileSystemSize(path: string): Promise<{ bytes: number; blockBytes: number }> {
+  const file = await open(path, "r");
+  try {
+    const superblock = Buffer.alloc(1024);
+    await file.read(superblock, 0, 1024, 1024);
+    const blockBytes = 1024 << superblock.readUInt32LE(0x18);
+    const has64 = (superblock.readUInt32LE(0x60) & 0x80) !== 0;
+    const count = superblock.readUInt32LE(0x04) + (has64 ? superblock.readUInt32LE(0x150) * 2 ** 32 : 0);
+    return { bytes: count * blockBytes, blockBytes };
+  } finally {
+    await file.close();
+  }
+}
+
+const wholeSize = (bytes: number): number => Math.max(MINIMUM_BYTES, Math.ceil(bytes / MIB) * MIB);

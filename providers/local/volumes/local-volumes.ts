@@ -1,0 +1,280 @@
+/**
+ * Volumes that outlive machines, of this host: who may have which, by VolumeBook, and the bytes of each, by what the
+ * engine has them in (../volume-contents.ts).
+ *
+ *     STATE/volumes/ID/volume.json   its record, and later its tombstone; flushed before anything is told
+ *     STATE/volumes/ID/...           what is on it
+ *
+ * Which machines have it stands in the machines' own records: a backend that is killed at any instant finds each volume
+ * where it was. It is attached before a machine's sandbox is made, and detached when that is gone and before it is
+ * written down that it is.
+ */
+import { existsSync, mkdirSync, readdirSync, rmdirSync, rmSync } from "node:fs";
+import { join } from "node:path";
+import {
+  type Clock,
+  isOver,
+  type Logger,
+  type MachineSpec,
+  type MachineStats,
+  pause,
+  type SharedPlaces,
+  type VolumeAttachment,
+  VolumeBook,
+  type VolumeClass,
+  type VolumeProvider,
+  type VolumeRecord,
+} from "../../../src/provider/kit/index.ts";
+import { flushFolder, writeJson } from "../host/files.ts";
+import { HostError } from "../host/host-error.ts";
+import type { TornFiles } from "../host/torn-files.ts";
+import type { DamagedVolume, HostVolumes, MachineVolumes, VolumeHolder, VolumePlace } from "../volume-contents.ts";
+import { imageOf } from "./image-files.ts";
+import { assertMountOptions, optionsOf } from "./mount-options.ts";
+
+/** How often what the disk did not allow is tried again. */
+const RETRY_MS = 5_000;
+const WATCH_MS = 30_000;
+
+export class LocalVolumes implements MachineVolumes {
+  readonly #dir: string;
+  readonly #book: VolumeBook;
+  readonly #contents: HostVolumes;
+  readonly #clock: Clock;
+  readonly #logger: Logger;
+  readonly #machines: () => Iterable<VolumeHolder>;
+
+  /**
+   * @param options.machines the records of all machines of this host
+   * @param options.contents where the bytes are
+   */
+  constructor(options: {
+    stateDir: string;
+    clock: Clock;
+    torn: TornFiles;
+    logger: Logger;
+    walks: SharedPlaces;
+    machines: () => Iterable<VolumeHolder>;
+    contents: (place: VolumePlace) => HostVolumes;
+  }) {
+    const { stateDir, clock, torn, logger, walks, machines } = options;
+    this.#dir = join(stateDir, "volumes");
+    this.#clock = clock;
+    this.#logger = logger;
+    this.#machines = machines;
+    mkdirSync(this.#dir, { recursive: true, mode: 0o755 });
+    const contents = options.contents({ dir: this.#dir, clock, logger, walks });
+    this.#contents = contents;
+    this.#book = new VolumeBook({
+      clock,
+      ...(contents.classes !== undefined && { classes: contents.classes }),
+      fsTypes: contents.fsTypes,
+      attachments: (id) => attachmentsOf(id, machines()),
+      records: this.#load(torn, logger, clock),
+      save: (record) => this.#save(record),
+      forget: (id) => rmSync(join(this.#dir, id), { recursive: true, force: true }),
+      contents,
+    });
+  }
+
+  get classes(): readonly VolumeClass[] | undefined {
+    return this.#contents.classes;
+  }
+
+  get api(): VolumeProvider {
+    return this.#book;
+  }
+
+  /** @throws ProviderError as VolumeBook.assertClaimable, and invalid for a mount option that is not allowed */
+  assertClaimable(spec: MachineSpec): void {
+    assertMountOptions(spec);
+    this.#book.assertClaimable(spec);
+  }
+
+  async attach(
+    ...[{ spec, record }, { signal, isRunning = false }]: Parameters<MachineVolumes["attach"]>
+  ): Promise<void> {
+    const { machine, claims = [] } = record;
+    const { fs_group: group, fs_group_change_policy: policy } = spec.security ?? {};
+    for (const { volume: id, read_only } of claims)
+      await this.#book.inTurn(id, async () => {
+        signal.throwIfAborted();
+        const volume = this.#book.record(id);
+        if (volume === undefined) throw new HostError(`there is no volume ${id}`);
+        const others = this.#others(id, machine.id);
+        await this.#contents.attach(volume, {
+          readOnly: read_only && others.every((other) => other.read_only),
+          mountOptions: optionsOf(spec, id),
+          group: isRunning ? undefined : group,
+          groupOnMismatchOnly: policy === "on_root_mismatch",
+        });
+      });
+  }
+
+  async detach({ record: { machine, claims = [] } }: Parameters<MachineVolumes["detach"]>[0]): Promise<void> {
+    for (const { volume: id } of claims)
+      await this.#book.inTurn(id, async () => {
+        if (this.#others(id, machine.id).length === 0) await this.#contents.detach(id);
+      });
+  }
+
+  /** Claims of other machines that may use the volume now. */
+  #others(id: string, machine?: string) {
+    return [...this.#machines()]
+      .filter((other) => other.sandbox !== "none" && other.machine.id !== machine)
+      .flatMap(({ claims = [] }) => claims.filter(({ volume }) => volume === id));
+  }
+
+  /** What a kill has broken off: deletions, and detaching. Until it succeeds, or `signal` aborts. */
+  async finish(signal: AbortSignal): Promise<void> {
+    while (!signal.aborted) {
+      try {
+        await this.#detachUnused();
+        return await this.#book.finish();
+      } catch (thrown) {
+        this.#logger.error({ err: thrown }, "Cannot detach a volume that no machine has, or remove one, yet");
+      }
+      await pause(this.#clock, RETRY_MS, signal);
+    }
+  }
+
+  async #detachUnused(): Promise<void> {
+    for (const id of await this.#contents.attached())
+      await this.#book.inTurn(id, async () => {
+        if (this.#others(id).length === 0) await this.#contents.detach(id);
+      });
+  }
+
+  /** Tells once of each volume that its kernel has made read-only, until `signal` aborts. */
+  async watch(signal: AbortSignal, tell: (damaged: DamagedVolume) => void): Promise<void> {
+    const { damaged } = this.#contents;
+    if (damaged === undefined) return;
+    let told = new Set<string>();
+    while (!signal.aborted) {
+      await pause(this.#clock, WATCH_MS, signal);
+      const found = await damaged.call(this.#contents).catch(() => []);
+      for (const each of found) {
+        if (told.has(each.id)) continue;
+        this.#logger.error({ volume: each.id, why: each.message }, "A volume is damaged");
+        tell(each);
+      }
+      told = new Set(found.map(({ id }) => id));
+    }
+  }
+
+  prune(maxAgeMs: number): void {
+    this.#book.prune(maxAgeMs);
+  }
+
+  path(id: string): string {
+    return this.#contents.path(id);
+  }
+
+  async device(id: string): Promise<string> {
+    return await this.#contents.device(id);
+  }
+
+  /** A machine's sample, with that of its volumes. */
+  async addTo(
+    own: Promise<MachineStats | undefined>,
+    record: Pick<VolumeHolder, "claims">,
+  ): Promise<MachineStats | undefined> {
+    const sample = await own;
+    if (sample === undefined || record.claims === undefined) return sample;
+    return { ...sample, volumes: [...(sample.volumes ?? []), ...(await this.stats(record))] };
+  }
+
+  /**
+   * One that cannot be measured now is left out.
+   * @internal
+   */
+  async stats({ claims = [] }: Pick<VolumeHolder, "claims">): Promise<NonNullable<MachineStats["volumes"]>> {
+    const samples = claims.map(async ({ name, volume }) => {
+      const record = this.#book.record(volume);
+      const sample = record && (await this.#contents.sample(record).catch(() => undefined));
+      return sample === undefined ? [] : [{ name, ...sample }];
+    });
+    return (await Promise.all(samples)).flat();
+  }
+
+  #save(record: VolumeRecord): void {
+    const dir = join(this.#dir, record.volume.id);
+    if (mkdirSync(dir, { recursive: true, mode: 0o755 }) !== undefined) flushFolder(this.#dir);
+    writeJson(join(dir, "volume.json"), record, { flush: true });
+  }
+
+  /**
+   * What earlier backends have written. A record that is torn, or lost, leaves its volume, which is given to nobody:
+   * what it is and whose is not known any more, and what is on it is not thrown away.
+   */
+  #load(torn: TornFiles, logger: Logger, clock: Clock): VolumeRecord[] {
+    return readdirSync(this.#dir).flatMap((id) => {
+      const found = torn.tryJson(join(this.#dir, id, "volume.json"), isVolumeRecord);
+      if (found === undefined && !holdsContents(join(this.#dir, id))) {
+        // Nothing was told of it: its record comes before all else.
+        try {
+          removeRemnant(join(this.#dir, id));
+        } catch (thrown) {
+          logger.warn({ volume: id, err: thrown }, "Cannot remove what is left of a volume of which nothing was told");
+        }
+        return [];
+      }
+      if (found !== undefined && found !== "torn") return [found];
+      logger.error({ volume: id }, "A volume's record is torn or lost: the volume is given to no machine");
+      return [recordOfTorn(id, clock.now())];
+    });
+  }
+}
+
+const holdsFiles = (path: string): boolean => existsSync(path) && readdirSync(path).length > 0;
+
+const holdsContents = (dir: string): boolean => existsSync(imageOf(dir)) || holdsFiles(join(dir, "data"));
+
+/** What is in it besides is not ours, and stays: a disk that is mounted here has its `lost+found`. */
+function removeRemnant(dir: string): void {
+  for (const name of readdirSync(dir))
+    if (name === "data" || name === "disk.img.new" || name.startsWith("volume.json"))
+      rmSync(join(dir, name), { recursive: true, force: true });
+  if (!holdsFiles(dir)) rmdirSync(dir);
+}
+
+/** The machines of which something may still write to the volume. */
+function attachmentsOf(id: string, machines: Iterable<VolumeHolder>): VolumeAttachment[] {
+  const attachments: VolumeAttachment[] = [];
+  for (const { machine, sandbox, claims = [] } of machines) {
+    if (isOver(machine) && sandbox === "none") continue;
+    for (const { volume, reservation, read_only } of claims)
+      if (volume === id)
+        attachments.push({
+          machine: machine.id,
+          ...(reservation !== undefined && { reservation }),
+          read_only,
+          state: machine.reachability === "unknown" ? "unknown" : "attached",
+        });
+  }
+  return attachments;
+}
+
+function recordOfTorn(id: string, now: number): VolumeRecord {
+  return {
+    fingerprint: "",
+    volume: {
+      id,
+      version: 0,
+      labels: {},
+      state: "failed",
+      reason: "VolumeLost",
+      message: "its record was torn on its host's disk: the host has lost power, or the disk is broken",
+      size_bytes: 0,
+      mode: "filesystem",
+      created_at: new Date(now).toISOString(),
+      reservations: [],
+    },
+  };
+}
+
+/** What was torn may be JSON of another kind, or an empty object. */
+function isVolumeRecord(value: unknown): value is VolumeRecord {
+  const { volume, fingerprint } = (value ?? {}) as Partial<VolumeRecord>;
+  return typeof fingerprint === "string" && typeof volume?.id === "string" && Array.isArray(volume.reservations);
+}

@@ -1,0 +1,89 @@
+/** Loop devices of this host: files as block devices, through losetup(8). At most one for a file. */
+import { closeSync, constants, existsSync, openSync, readFileSync, writeFileSync } from "node:fs";
+import { basename, join } from "node:path";
+import { findTool, run } from "../host/command.ts";
+
+const losetup = (args: readonly string[]) => run(findTool("losetup") ?? "losetup", args);
+
+interface LoopDevice {
+  /** `/dev/loop0` */
+  path: string;
+  file: string;
+  readOnly: boolean;
+}
+
+export async function loopDevices(): Promise<LoopDevice[]> {
+  const { stdout } = await losetup(["--list", "--json", "--output", "NAME,BACK-FILE,RO"]);
+  const text = stdout.toString();
+  if (text.trim() === "") return [];
+  const { loopdevices } = JSON.parse(text) as {
+    loopdevices: { name: string; "back-file": string | null; ro: boolean }[];
+  };
+  return loopdevices.map((each) => ({ path: each.name, file: each["back-file"] ?? "", readOnly: each.ro }));
+}
+
+/** By the file itself, whatever its name was when it was attached. */
+export async function loopOf(file: string): Promise<LoopDevice | undefined> {
+  if (!existsSync(file)) return undefined;
+  const { stdout } = await losetup(["--list", "--noheadings", "--raw", "--output", "NAME,RO", "--associated", file]);
+  const [path = "", readOnly] = stdout.toString().trim().split("\n")[0]!.split(" ");
+  return path === "" ? undefined : { path, file, readOnly: readOnly === "1" };
+}
+
+/** The one that the file has already, or a new one. */
+export async function attachLoop(file: string, { readOnly }: { readOnly: boolean }): Promise<LoopDevice> {
+  const before = await loopOf(file);
+  if (before !== undefined && before.readOnly !== readOnly) await detachLoop(before);
+  const how = readOnly ? ["--read-only"] : [];
+  await losetup(["--find", "--nooverlap", ...how, file]);
+  const device = await loopOf(file);
+  if (device === undefined) throw new Error(`${file} has no loop device, though losetup has made one`);
+  keepBlocks(device);
+  return device;
+}
+
+/** Blocks that a program gives back stay the file's: they were reserved for it. */
+function keepBlocks({ path }: LoopDevice): void {
+  for (const limit of ["discard_max_bytes", "write_zeroes_unmap_max_bytes"]) {
+    const file = join("/sys/block", basename(path), "queue", limit);
+    try {
+      if (existsSync(file)) writeFileSync(file, "0");
+    } catch {
+      // A kernel that has no such limit, or a container that may not set it: each attachment reserves them again.
+    }
+  }
+}
+
+/** @throws Error while something of this host uses it */
+export async function detachLoop({ path, file }: Pick<LoopDevice, "path" | "file">): Promise<void> {
+  if (isHeld(path)) throw new Error(`${path}, which is ${file}, is in use`);
+  await losetup(["--detach", path]);
+  // One that somebody has opened meanwhile goes when it is closed.
+  if (backingFile(path) === file) throw new Error(`${path}, which is ${file}, is in use`);
+}
+
+/** It takes the size that its file has now. */
+export async function resizeLoop({ path }: LoopDevice): Promise<void> {
+  await losetup(["--set-capacity", path]);
+}
+
+/** It is mounted, wherever, or another program has it for itself. */
+export function isHeld(path: string): boolean {
+  try {
+    closeSync(openSync(path, constants.O_RDONLY | constants.O_EXCL));
+    return false;
+  } catch (thrown) {
+    const { code } = thrown as NodeJS.ErrnoException;
+    if (code === "EBUSY") return true;
+    if (code === "ENXIO" || code === "ENOENT") return false;
+    throw thrown;
+  }
+}
+
+function backingFile(path: string): string | undefined {
+  try {
+    return readFileSync(join("/sys/block", basename(path), "loop/backing_file"), "utf8").trim();
+  } catch {
+    return undefined;
+  }
+}

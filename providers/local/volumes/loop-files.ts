@@ -1,0 +1,226 @@
+/**
+ * Volumes as disks in files of this host, for engines whose containers share its kernel: a loop device each while a
+ * machine has it, and a file system that is mounted on this host once, and bound into the containers.
+ *
+ *     VOLUME/disk.img   what is on it (image-files.ts)
+ *     VOLUME/data/      where it is mounted; an empty folder of no rights while it is not
+ *
+ * What is attached is known by the kernel alone: a backend that was killed finds there what the one before has left. A
+ * volume's mode never changes, so what a tenant writes to a device of its own is never taken for a file system.
+ */
+import { closeSync, existsSync, mkdirSync, openSync, readFileSync, statSync } from "node:fs";
+import { statfs } from "node:fs/promises";
+import { basename, dirname, join } from "node:path";
+import { type Logger, ProviderError, type VolumeClass, type VolumeRecord } from "../../../src/provider/kit/index.ts";
+import { ownCapabilities } from "../bundle/own-capabilities.ts";
+import type { HostProblem } from "../engine.ts";
+import { findTool, run } from "../host/command.ts";
+import { HostError } from "../host/host-error.ts";
+import { type MountPoint, mountPoints } from "../host/mounts.ts";
+import { removeTree } from "../host/remove-tree.ts";
+import type { DamagedVolume, HostVolumes, VolumePlace, VolumeSample, VolumeUse } from "../volume-contents.ts";
+import {
+  extendImage,
+  growMounted,
+  IMAGE_TOOLS,
+  imageOf,
+  keepReserved,
+  makeImage,
+  mendFileSystem,
+  roomFor,
+} from "./image-files.ts";
+import { attachLoop, detachLoop, isHeld, loopDevices, loopOf, resizeLoop } from "./loop-devices.ts";
+import { hostOptions } from "./mount-options.ts";
+import { ownTree } from "./ownership.ts";
+
+const FS_TYPE = "ext4";
+const TOOLS = [...IMAGE_TOOLS, "losetup", "mount", "umount", "find", "chgrp", "chmod"] as const;
+const LOOP_CONTROL = "/dev/loop-control";
+/** Of the class that all of them have: one machine at a time. */
+const LOCAL_CLASS: VolumeClass = { name: "local", sharing: "one", modes: ["filesystem", "block"] };
+
+export class LoopVolumes implements HostVolumes {
+  readonly classes = [LOCAL_CLASS];
+  readonly fsTypes = [FS_TYPE];
+  readonly #dir: string;
+  readonly #logger: Logger;
+
+  constructor({ dir, logger }: VolumePlace) {
+    this.#dir = dir;
+    this.#logger = logger;
+  }
+
+  async make(record: VolumeRecord): Promise<{ size_bytes: number; fs_type?: string }> {
+    const size_bytes = await makeImage(this.#dirOf(record.volume.id), record);
+    return { size_bytes, ...(record.volume.mode === "filesystem" && { fs_type: FS_TYPE }) };
+  }
+
+  async grow({ volume: { id, mode } }: VolumeRecord, sizeBytes: number): Promise<number> {
+    const image = this.#image(id);
+    const device = await loopOf(image);
+    const isMounted = mode === "filesystem" && device !== undefined && isHeld(device.path);
+    if (isMounted && !mayGrowMounted())
+      throw new ProviderError("in_use", `volume ${id} can only grow while no machine has it: ${NO_GROWTH}`);
+    const size = await extendImage(image, sizeBytes);
+    if (device !== undefined) await resizeLoop(device);
+    if (isMounted) await growMounted(device.path);
+    else if (mode === "filesystem") await mendFileSystem(device?.path ?? image, size);
+    return size;
+  }
+
+  async remove({ volume: { id } }: VolumeRecord): Promise<void> {
+    await this.detach(id);
+    for (const part of ["disk.img", "disk.img.new", "data"]) await removeTree(join(this.#dirOf(id), part));
+  }
+
+  async room(): Promise<number> {
+    return await roomFor(this.#dir);
+  }
+
+  async attach({ volume: { id, mode } }: VolumeRecord, use: VolumeUse): Promise<void> {
+    const image = this.#image(id);
+    await keepReserved(image);
+    if (mode === "block") return void (await attachLoop(image, use));
+    const mounted = await this.#mounted(id);
+    if (mounted === undefined) await this.#mount(id, use);
+    else if (mounted.options.includes("ro") !== use.readOnly) await this.#remount(id, use);
+    if (use.group !== undefined && !use.readOnly)
+      await ownTree(this.path(id), use.group, { onMismatchOnly: use.groupOnMismatchOnly === true });
+  }
+
+  async #mount(id: string, { mountOptions, readOnly }: VolumeUse): Promise<void> {
+    const { path } = await attachLoop(this.#image(id), { readOnly: false });
+    // In another mount namespace it may still be mounted: then it is sound, and growing is for later.
+    if (!isHeld(path)) await mendFileSystem(path, statSync(this.#image(id)).size);
+    const data = join(this.#dirOf(id), "data");
+    mkdirSync(data, { recursive: true, mode: 0o000 });
+    await run(findTool("mount")!, ["-t", FS_TYPE, "-o", hostOptions(mountOptions, readOnly), path, data]);
+  }
+
+  async #remount(id: string, { mountOptions, readOnly }: VolumeUse): Promise<void> {
+    const how = `remount,${readOnly ? "ro" : "rw"},${hostOptions(mountOptions, readOnly)}`;
+    await run(findTool("mount")!, ["-o", how, join(this.#dirOf(id), "data")]);
+  }
+
+  async detach(id: string): Promise<void> {
+    const data = join(this.#dirOf(id), "data");
+    while ((await this.#mounted(id)) !== undefined) await run(findTool("umount")!, ["--no-canonicalize", data]);
+    const device = await loopOf(imageOf(this.#dirOf(id)));
+    if (device === undefined) return;
+    if (isHeld(device.path))
+      throw new HostError(
+        `volume ${id} is still mounted by another program of this host: grep '${basename(device.path)} ' /proc/[0-9]*/mountinfo finds it`,
+      );
+    await detachLoop(device);
+  }
+
+  async attached(): Promise<string[]> {
+    const folders = new Set(
+      [...(await mountPoints()).map(({ path }) => path), ...(await loopDevices()).map(({ file }) => file)].map(dirname),
+    );
+    return [...folders].filter((folder) => dirname(folder) === this.#dir).map((folder) => basename(folder));
+  }
+
+  path(id: string): string {
+    const data = join(this.#dirOf(id), "data");
+    // What a container wrote beside the volume would be lost, and on the host's disk.
+    if (statSync(data, { throwIfNoEntry: false })?.dev === statSync(this.#dirOf(id)).dev || !existsSync(data))
+      throw new HostError(`volume ${id} is not mounted`);
+    return data;
+  }
+
+  async device(id: string): Promise<string> {
+    const found = await loopOf(imageOf(this.#dirOf(id)));
+    if (found === undefined) throw new HostError(`volume ${id} has no device`);
+    return found.path;
+  }
+
+  async sample({ volume: { id, mode } }: VolumeRecord): Promise<VolumeSample | undefined> {
+    if (mode === "block") return undefined;
+    const { blocks, bfree, bavail, bsize, files, ffree } = await statfs(this.path(id));
+    return {
+      used_bytes: (blocks - bfree) * bsize,
+      capacity_bytes: blocks * bsize,
+      available_bytes: bavail * bsize,
+      inodes: files,
+      inodes_used: files - ffree,
+      inodes_free: ffree,
+    };
+  }
+
+  async damaged(): Promise<DamagedVolume[]> {
+    return (await mountPoints())
+      .filter(({ path }) => dirname(dirname(path)) === this.#dir)
+      .filter(({ options, superOptions }) => isBroken(superOptions) && !options.includes("ro"))
+      .map(({ path }) => ({
+        id: basename(dirname(path)),
+        message:
+          "its file system is read-only since the kernel found it damaged, or its disk: it is checked when its next machine begins",
+      }));
+  }
+
+  async #mounted(id: string): Promise<MountPoint | undefined> {
+    const data = join(this.#dirOf(id), "data");
+    return (await mountPoints()).find(({ path }) => path === data);
+  }
+
+  /** @throws HostError for a volume of another kind */
+  #image(id: string): string {
+    const image = imageOf(this.#dirOf(id));
+    if (existsSync(image)) return image;
+    const what = existsSync(join(this.#dirOf(id), "data")) ? "is a folder, of engine process" : "has lost its file";
+    this.#logger.error({ volume: id, image }, "There is no such file");
+    throw new HostError(`volume ${id} ${what}: there is no ${image}`);
+  }
+
+  #dirOf(id: string): string {
+    return join(this.#dir, id);
+  }
+}
+
+/** `errors=remount-ro`, in the words of kernels before 6.15 and since. */
+const isBroken = (options: readonly string[]): boolean =>
+  ["ro", "emergency_ro", "shutdown"].some((each) => options.includes(each));
+
+const NO_GROWTH = "the backend runs without CAP_SYS_RESOURCE";
+
+const mayGrowMounted = (): boolean => ownCapabilities().includes("CAP_SYS_RESOURCE");
+
+/** Why this host's machines cannot have such volumes: without them they have none. */
+export function checkLoopVolumes(): HostProblem[] {
+  const problems: HostProblem[] = [];
+  const lacks = (problem: string, cure: string) =>
+    problems.push({ fatal: false, problem: `volumes that outlive machines are not to be had: ${problem}`, cure });
+  const missing = TOOLS.filter((name) => findTool(name) === undefined);
+  if (missing.length > 0)
+    lacks(
+      `${missing.join(", ")} ${missing.length > 1 ? "are" : "is"} not on the PATH`,
+      "install the packages e2fsprogs, util-linux, mount, coreutils and findutils",
+    );
+  const why = whyNoLoops();
+  if (why !== undefined)
+    lacks(
+      `${LOOP_CONTROL} cannot be opened (${why})`,
+      "load the module loop; in a container, give the backend the host's /dev",
+    );
+  if (!/\text4\n/.test(readFileSync("/proc/filesystems", "latin1")))
+    lacks("this kernel has no file system ext4", "load the module ext4");
+  if (problems.length === 0 && !mayGrowMounted())
+    problems.push({
+      fatal: false,
+      problem: `${NO_GROWTH}: volumes grow only while no machine has them`,
+      cure: "give the backend this capability, as root of the host has it",
+    });
+  return problems;
+}
+
+export const hasLoopVolumes = (): boolean => checkLoopVolumes().every(({ problem }) => problem.startsWith(NO_GROWTH));
+
+function whyNoLoops(): string | undefined {
+  try {
+    closeSync(openSync(LOOP_CONTROL, "r+"));
+    return undefined;
+  } catch (thrown) {
+    return (thrown as NodeJS.ErrnoException).code ?? "unknown";
+  }
+}

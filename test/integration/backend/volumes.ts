@@ -1,0 +1,125 @@
+/** Volumes that outlive machines, in the containers of every engine that has them as disks of this host. */
+import { execFileSync } from "node:child_process";
+import { existsSync, readFileSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
+import { expect, test } from "vitest";
+import type { Bench } from "./suite.ts";
+
+const MIB = 2 ** 20;
+let made = 0;
+
+export function volumeTests(bench: () => Bench): void {
+  const volume = async (mode: "filesystem" | "block" = "filesystem"): Promise<string> => {
+    const id = `disk-${++made}`;
+    await bench().provider.volumes!.create(id, { labels: {}, size_bytes: 32 * MIB, mode }, { signal: bench().signal });
+    return id;
+  };
+  /** What a script prints that has this volume at /v, or as the device /dev/xvda. */
+  const shown = async (id: string, script: string, { claim = {}, container = {}, machine = {} } = {}) => {
+    const mounts = [{ volume: "data", path: "/v" }];
+    const created = await bench().create({
+      volumes: [{ name: "data", type: "persistent", volume: id, ...claim }],
+      containers: [bench().shell("a", script, { mounts, ...container })],
+      ...machine,
+    });
+    await bench().terminated(created, "a");
+    const lines = await bench().log(created, "a");
+    await bench().reaches(created, "stopped");
+    return lines;
+  };
+  const asDevice = { mounts: [], devices: [{ volume: "data", path: "/dev/xvda" }] };
+
+  test("a volume has its size, is one for all containers of its machine, and is free when that is over", async () => {
+    const id = await volume();
+    const script =
+      "dd if=/dev/zero of=/v/big bs=1M count=64 2>&1 | grep -o 'No space left'; rm /v/big; echo kept > /v/said";
+    expect(await shown(id, script)).toEqual(["No space left"]);
+    const { attachments } = await bench().provider.volumes!.get(id, { signal: bench().signal });
+    expect(attachments).toEqual([]);
+    expect(readFileSync("/proc/self/mountinfo", "utf8")).not.toContain(`/volumes/${id}/`);
+    expect(await shown(id, "cat /v/said; df -m /v | tail -1 | awk '{ print ($2 <= 32) }'")).toEqual(["kept", "1"]);
+  });
+
+  test("mount options are the volume's, and none makes its files this host's", async () => {
+    const claim = { mount_options: ["noatime", "noexec"] };
+    const [line] = await shown(await volume(), "grep ' /v ' /proc/mounts", { claim });
+    for (const option of ["noatime", "noexec", "nosuid", "nodev"]) expect(line).toContain(option);
+  });
+
+  test("a mount option that is not allowed is invalid, with its field", async () => {
+    const claim = { mount_options: ["noatime", "suid"] };
+    await expect(shown(await volume(), "true", { claim })).rejects.toMatchObject({
+      code: "invalid",
+      field: "volumes.0.mount_options",
+    });
+  });
+
+  test("a link in a volume leads a sub path nowhere but into the volume", async () => {
+    const id = await volume();
+    const secret = join(bench().stateDir, "secret");
+    writeFileSync(secret, "of this host");
+    await shown(
+      id,
+      `ln -s ${bench().stateDir} /v/out; ln -s / /v/root; mkdir -p /v/inner; echo inside > /v/inner/said`,
+    );
+    const mounts = (part: string) => ({ container: { mounts: [{ volume: "data", path: "/v", sub_path: part }] } });
+    expect(await shown(id, "cat /v/secret 2>&1 || ls /v", mounts("out"))).not.toContain("of this host");
+    expect(await shown(id, "cat /v/inner/said", mounts("root"))).toEqual(["inside"]);
+  });
+
+  test("its files are the group's that the machine names", async () => {
+    const id = await volume();
+    await shown(id, "mkdir /v/a; touch /v/a/file; chmod 600 /v/a/file");
+    const machine = { security: { fs_group: 4321 } };
+    const container = { security: { user: 1234, group: 1234 } };
+    const script = "stat -c '%g %a' /v/a/file; echo more >> /v/a/file && stat -c '%s' /v/a/file";
+    expect(await shown(id, script, { machine, container })).toEqual(["4321 660", "5"]);
+  });
+
+  test("a block device is its container's user's, and keeps what was written to it", async () => {
+    const id = await volume("block");
+    const container = { ...asDevice, security: { user: 1234, group: 1234 } };
+    await shown(id, "printf kept | dd of=/dev/xvda bs=512 seek=8 conv=sync,fsync", { container });
+    expect(
+      await shown(id, "dd if=/dev/xvda bs=512 skip=8 count=1 2>/dev/null | head -c4; echo", { container }),
+    ).toEqual(["kept"]);
+  });
+
+  test("a block device that is read-only cannot be written", async () => {
+    const id = await volume("block");
+    const script = "printf x | dd of=/dev/xvda bs=512 conv=sync,fsync 2>/dev/null && echo written || echo refused";
+    expect(await shown(id, script, { container: asDevice, claim: { read_only: true } })).toEqual(["refused"]);
+  });
+
+  test("a tenant's block device is never mounted by this host, whatever is on it", async () => {
+    const id = await volume("block");
+    await shown(id, "mkfs.ext2 /dev/xvda 2>/dev/null || printf x > /dev/xvda", { container: asDevice });
+    await expect(shown(id, "ls /v")).rejects.toMatchObject({ code: "invalid", field: "volumes.0.volume" });
+  });
+
+  test("a volume whose file system is damaged is not mounted, and its machine says so", async () => {
+    const id = await volume();
+    const image = join(bench().stateDir, "volumes", id, "disk.img");
+    execFileSync("debugfs", ["-w", "-R", "set_super_value state 2", image], { stdio: "ignore" });
+    execFileSync("dd", ["if=/dev/urandom", `of=${image}`, "bs=1k", "seek=4", "count=256", "conv=notrunc"], {
+      stdio: "ignore",
+    });
+    const created = await bench().create({
+      volumes: [{ name: "data", type: "persistent", volume: id }],
+      containers: [bench().shell("a", "true", { mounts: [{ volume: "data", path: "/v" }] })],
+    });
+    await bench().until(async () => {
+      const { message } = await bench().get(created);
+      expect(message).toMatch(/damaged, and is not mounted: run e2fsck/);
+    });
+    await bench().provider.deletePod(created, { force: true, signal: bench().signal });
+  });
+
+  test("deleted, nothing of it is left on this host", async () => {
+    const id = await volume();
+    await shown(id, "echo x > /v/said");
+    await bench().provider.volumes!.delete(id, { signal: bench().signal });
+    expect(existsSync(join(bench().stateDir, "volumes", id, "disk.img"))).toBe(false);
+    expect(execFileSync("losetup", ["--list"]).toString()).not.toContain(`/volumes/${id}/`);
+  });
+}

@@ -1,0 +1,219 @@
+/** Volumes as disks in files of this host: what becomes of them without any machine around them. */
+import { execFileSync } from "node:child_process";
+import {
+  closeSync,
+  existsSync,
+  lstatSync,
+  mkdirSync,
+  mkdtempSync,
+  openSync,
+  readFileSync,
+  realpathSync,
+  rmSync,
+  statfsSync,
+  statSync,
+  symlinkSync,
+  truncateSync,
+  writeFileSync,
+  writeSync,
+} from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { expect, onTestFinished, test } from "vitest";
+import { mountPoints } from "../../../providers/local/host/mounts.ts";
+import type { VolumeUse } from "../../../providers/local/volume-contents.ts";
+import { checkLoopVolumes, hasLoopVolumes, LoopVolumes } from "../../../providers/local/volumes/loop-files.ts";
+import { loopOf } from "../../../providers/local/volumes/loop-devices.ts";
+import type { VolumeRecord } from "../../../src/provider/volume-book.ts";
+import { SharedPlaces } from "../../../src/queue/shared-places.ts";
+import { silentLogger } from "../../../src/telemetry/logger.ts";
+import { systemClock } from "../../../src/util/clock.ts";
+import { leaveOut } from "../../support/left-out.ts";
+
+const MIB = 2 ** 20;
+const USE: VolumeUse = { readOnly: false, mountOptions: [] };
+
+function setup(mode: "filesystem" | "block" = "filesystem", size_bytes = 32 * MIB) {
+  const dir = realpathSync(mkdtempSync(join(tmpdir(), "vmlet-disks-")));
+  const open = () => new LoopVolumes({ dir, clock: systemClock, logger: silentLogger, walks: new SharedPlaces(1) });
+  const volumes = open();
+  const created_at = new Date(0).toISOString();
+  const record = {
+    fingerprint: "",
+    volume: { id: "d", version: 1, labels: {}, state: "available", size_bytes, mode, created_at, reservations: [] },
+  } satisfies VolumeRecord;
+  mkdirSync(join(dir, "d"));
+  onTestFinished(async () => {
+    await volumes.detach("d");
+    rmSync(dir, { recursive: true, force: true });
+  });
+  return { dir, volumes, open, record, image: join(dir, "d", "disk.img"), data: join(dir, "d", "data") };
+}
+
+const mounted = async (path: string) => (await mountPoints()).find((each) => each.path === path);
+
+if (!hasLoopVolumes())
+  leaveOut(
+    "volumes in files",
+    checkLoopVolumes().map(({ problem }) => problem),
+  );
+else {
+  test("a volume has its size, all of it reserved, and no more can be written to it", async () => {
+    const { volumes, record, image, data } = setup();
+    expect(await volumes.make(record)).toEqual({ size_bytes: 32 * MIB, fs_type: "ext4" });
+    expect(statSync(image).blocks * 512).toBeGreaterThanOrEqual(32 * MIB);
+    await volumes.attach(record, USE);
+    const write = () => writeFileSync(join(data, "big"), Buffer.alloc(40 * MIB));
+    expect(write).toThrow(/ENOSPC/);
+    const sample = (await volumes.sample(record))!;
+    expect(sample.capacity_bytes).toBeLessThanOrEqual(32 * MIB);
+    expect(sample.available_bytes).toBeLessThan(MIB);
+  });
+
+  test("what was written is there after it was detached, and its folder is no place to write to meanwhile", async () => {
+    const { volumes, open, record, data, image } = setup();
+    await volumes.make(record);
+    await volumes.attach(record, USE);
+    writeFileSync(join(volumes.path("d"), "said"), "kept");
+    expect(await open().attached()).toEqual(["d"]);
+    await volumes.detach("d");
+    expect(await volumes.attached()).toEqual([]);
+    expect(await loopOf(image)).toBeUndefined();
+    expect(() => volumes.path("d")).toThrow(/not mounted/);
+    expect(statSync(data).mode & 0o777).toBe(0);
+    await volumes.attach(record, USE);
+    expect(readFileSync(join(volumes.path("d"), "said"), "utf8")).toBe("kept");
+  });
+
+  test("attached once, however often that is asked for, also by the next backend", async () => {
+    const { volumes, open, record, data } = setup();
+    await volumes.make(record);
+    await volumes.attach(record, USE);
+    await volumes.attach(record, USE);
+    await open().attach(record, USE);
+    const points = (await mountPoints()).filter(({ path }) => path === data);
+    expect(points).toHaveLength(1);
+    await open().detach("d");
+    await volumes.detach("d");
+    expect(await mounted(data)).toBeUndefined();
+  });
+
+  test("a backend that was killed between the device and the mount is gone on from", async () => {
+    const { volumes, open, record, image } = setup();
+    await volumes.make(record);
+    execFileSync("losetup", ["--find", image]);
+    expect(await open().attached()).toEqual(["d"]);
+    await open().attach(record, USE);
+    writeFileSync(join(volumes.path("d"), "said"), "kept");
+    await open().detach("d");
+    expect(await loopOf(image)).toBeUndefined();
+  });
+
+  test("half a disk that a kill has left is made anew", async () => {
+    const { volumes, record, image } = setup();
+    writeFileSync(`${image}.new`, "half");
+    await volumes.make(record);
+    expect([existsSync(`${image}.new`), statSync(image).size]).toEqual([false, 32 * MIB]);
+  });
+
+  test("nothing of it gives the rights of this host's root or its devices, whatever its mount options say", async () => {
+    const { volumes, record, data } = setup();
+    await volumes.make(record);
+    await volumes.attach(record, { ...USE, mountOptions: ["noatime", "suid", "dev", "context=x"] });
+    expect((await mounted(data))!.options).toEqual(expect.arrayContaining(["nosuid", "nodev", "noatime"]));
+  });
+
+  test("read-only it is for whoever reaches its file system, by whatever mount", async () => {
+    const { volumes, record, data } = setup();
+    await volumes.make(record);
+    await volumes.attach(record, { ...USE, readOnly: true });
+    expect((await mounted(data))!.superOptions).toContain("ro");
+    expect(() => writeFileSync(join(data, "x"), "")).toThrow(/EROFS/);
+    expect(await volumes.damaged()).toEqual([]);
+  });
+
+  test("it grows while nobody has it, with what is on it", async () => {
+    const { volumes, record, data } = setup();
+    await volumes.make(record);
+    await volumes.attach(record, USE);
+    writeFileSync(join(data, "said"), "kept");
+    await volumes.detach("d");
+    expect(await volumes.grow(record, 64 * MIB)).toBe(64 * MIB);
+    await volumes.attach(record, USE);
+    const { blocks, bsize } = statfsSync(data);
+    expect(blocks * bsize).toBeGreaterThan(48 * MIB);
+    expect(readFileSync(join(data, "said"), "utf8")).toBe("kept");
+  });
+
+  test("growth that a kill has broken off is finished when it is attached", async () => {
+    const { volumes, record, image, data } = setup();
+    await volumes.make(record);
+    truncateSync(image, 64 * MIB);
+    await volumes.attach(record, USE);
+    const { blocks, bsize } = statfsSync(data);
+    expect(blocks * bsize).toBeGreaterThan(48 * MIB);
+    expect(statSync(image).blocks * 512).toBeGreaterThanOrEqual(64 * MIB);
+  });
+
+  test("a damaged file system is mended before it is mounted, and one that only a person can mend is not mounted", async () => {
+    const { volumes, record, image, data } = setup();
+    await volumes.make(record);
+    execFileSync("debugfs", ["-w", "-R", "set_super_value state 0", image], { stdio: "ignore" });
+    await volumes.attach(record, USE);
+    expect(await mounted(data)).toBeDefined();
+    await volumes.detach("d");
+    execFileSync("debugfs", ["-w", "-R", "set_super_value state 2", image], { stdio: "ignore" });
+    const file = openSync(image, "r+");
+    writeSync(file, Buffer.alloc(256 * 1024, 0xff), 0, 256 * 1024, 4096);
+    closeSync(file);
+    await expect(volumes.attach(record, USE)).rejects.toThrow(/damaged, and is not mounted: run e2fsck/);
+    expect(await mounted(data)).toBeUndefined();
+  });
+
+  test("a file system that its kernel has made read-only is told of", async () => {
+    const { volumes, record, data } = setup();
+    await volumes.make(record);
+    await volumes.attach(record, USE);
+    expect(await volumes.damaged()).toEqual([]);
+    execFileSync("mount", ["-o", "remount,abort", data]);
+    expect(() => writeFileSync(join(data, "x"), "x")).toThrow();
+    expect(await volumes.damaged()).toEqual([{ id: "d", message: expect.stringContaining("read-only") as string }]);
+  });
+
+  test("a block device is its file, is never mounted, and cannot be written when it is read-only", async () => {
+    const { volumes, record, image, data } = setup("block");
+    expect(await volumes.make(record)).toEqual({ size_bytes: 32 * MIB });
+    await volumes.attach(record, USE);
+    const device = await volumes.device("d");
+    execFileSync("mkfs.ext4", ["-q", "-F", device]);
+    await volumes.attach(record, USE);
+    expect(await mounted(data)).toBeUndefined();
+    // What a program gives back stays reserved.
+    execFileSync("blkdiscard", ["--zeroout", device]);
+    await volumes.detach("d");
+    await volumes.attach(record, { ...USE, readOnly: true });
+    expect(statSync(image).blocks * 512).toBeGreaterThanOrEqual(32 * MIB);
+    expect(() => writeFileSync(device, "x", { flag: "r+", flush: true })).toThrow();
+  });
+
+  test("all files are a pod's group's, and no link leads that elsewhere", async () => {
+    const { volumes, record, data, dir } = setup();
+    const victim = join(dir, "victim");
+    writeFileSync(victim, "", { mode: 0o600 });
+    await volumes.make(record);
+    await volumes.attach(record, USE);
+    mkdirSync(join(data, "a/b"), { recursive: true, mode: 0o700 });
+    writeFileSync(join(data, "a/b/file"), "", { mode: 0o600 });
+    symlinkSync(victim, join(data, "a/link"));
+    await volumes.attach(record, { ...USE, group: 4321 });
+    const told = (path: string) => [lstatSync(path).gid, (lstatSync(path).mode & 0o7777).toString(8)];
+    expect(told(data)).toEqual([4321, "2777"]);
+    expect(told(join(data, "a/b"))).toEqual([4321, "2770"]);
+    expect(told(join(data, "a/b/file"))).toEqual([4321, "660"]);
+    expect(lstatSync(join(data, "a/link")).gid).toBe(4321);
+    expect(told(victim)).toEqual([0, "600"]);
+    writeFileSync(join(data, "later"), "", { mode: 0o600 });
+    await volumes.attach(record, { ...USE, group: 4321, groupOnMismatchOnly: true });
+    expect(lstatSync(join(data, "later")).mode & 0o777).toBe(0o600);
+  });
+}
