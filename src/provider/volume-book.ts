@@ -67,6 +67,8 @@ export interface VolumeBookOptions {
   records?: Iterable<VolumeRecord> | undefined;
 }
 
+/** A create that was under way when its volume was deleted has arrived by then. */
+const TOMBSTONE_KNOWN_MS = 30 * 60_000;
 const UNNAMED: VolumeClass = { name: "", sharing: "one" };
 
 export class VolumeBook implements VolumeProvider {
@@ -74,6 +76,8 @@ export class VolumeBook implements VolumeProvider {
   readonly #records = new Map<string, VolumeRecord>();
   /** Of which what is written may be another than what is known here. */
   readonly #unsettled = new Set<string>();
+  /** Tombstones, on the monotonic clock: since they were first looked at to be forgotten. */
+  readonly #deadSince = new Map<string, number>();
   /** By volume: what is being done to it. Calls for one volume follow each other. */
   readonly #turns = new Map<string, Promise<unknown>>();
 
@@ -261,13 +265,22 @@ export class VolumeBook implements VolumeProvider {
       if (volume.state === "deleting") await this.delete(volume.id, { signal: new AbortController().signal });
   }
 
-  /** Forgets tombstones that are older. */
+  /**
+   * Forgets tombstones that are older. Not by the wall clock alone, which may be a day ahead: what is forgotten has been
+   * known here for a while, too.
+   */
   prune(maxAgeMs: number): void {
+    const { clock, forget } = this.#options;
+    const now = clock.monotonic();
     for (const [id, { volume }] of this.#records) {
       if (volume.deleted_at === undefined) continue;
-      if (this.#options.clock.now() - Date.parse(volume.deleted_at) < maxAgeMs) continue;
-      this.#options.forget?.(id);
+      const knownSince = this.#deadSince.get(id) ?? now;
+      this.#deadSince.set(id, knownSince);
+      if (now - knownSince < Math.min(maxAgeMs, TOMBSTONE_KNOWN_MS)) continue;
+      if (clock.now() - Date.parse(volume.deleted_at) < maxAgeMs) continue;
+      forget?.(id);
       this.#records.delete(id);
+      this.#deadSince.delete(id);
     }
   }
 

@@ -12,16 +12,19 @@ import {
   type ShimEvents,
   type Shims,
 } from "../../../providers/local/engine.ts";
+import { contentsOf } from "./disks.ts";
 import type { Host, Instance } from "./host.ts";
 
 export type IsAlive = () => boolean;
 
-export function engineOf(host: Host, isAlive: IsAlive): Engine {
+/** @param options.hasDisks its volumes are attached and detached; else they are folders */
+export function engineOf(host: Host, isAlive: IsAlive, { hasDisks = false }: { hasDisks?: boolean } = {}): Engine {
   const ask = <T>(what: string, effect: () => T, amid?: () => void) =>
     host.ask(isAlive, what, effect, amid && { amid });
   return {
     name: "process",
     capabilities: ALL_CAPABILITIES,
+    ...(hasDisks && { volumes: () => contentsOf(host, isAlive) }),
     check: () => Promise.resolve([]),
     sweep: (known) =>
       ask("sweep", () => {

@@ -216,6 +216,11 @@ export class Files {
     this.#change(path, () => this.#put(path, { entries: new Map() }, "mkdir"));
   }
 
+  rmdirSync(path: string): void {
+    if (this.readdirSync(path).length > 0) throw failure("ENOTEMPTY", "rmdir", path);
+    this.rmSync(path, { recursive: true });
+  }
+
   rmSync(path: string, options: { recursive?: boolean; force?: boolean } = {}): void {
     const entry = this.#find(path);
     if (entry === undefined) {
@@ -283,7 +288,17 @@ const kind = (entry: Entry) => ({
 });
 
 const CALLS = [
-  ...["writeFileSync", "readFileSync", "renameSync", "linkSync", "mkdirSync", "rmSync", "unlinkSync", "readdirSync"],
+  ...[
+    "writeFileSync",
+    "readFileSync",
+    "renameSync",
+    "linkSync",
+    "mkdirSync",
+    "rmdirSync",
+    "rmSync",
+    "unlinkSync",
+    "readdirSync",
+  ],
   ...["existsSync", "statSync", "lstatSync", "chmodSync", "openSync", "closeSync", "fsyncSync"],
 ] as const;
 let isInterposed = false;

@@ -7,6 +7,7 @@ import type { MachineSpec } from "../../../src/provider/machine.ts";
 import type { Random } from "../../../src/util/random.ts";
 import type { ShimExit } from "../../../providers/local/engine.ts";
 import { Violation } from "../violation.ts";
+import { Disks } from "./disks.ts";
 import { Files } from "./files.ts";
 
 export const STATE_DIR = "/simulated/state";
@@ -80,6 +81,7 @@ export class Host {
   /** How often a container was defined, by machine and name. */
   readonly definitions = new Map<string, number>();
   readonly specs = new Map<string, MachineSpec>();
+  readonly disks = new Disks(this);
   violation: Violation | undefined;
   trace: (line: string) => void = () => {};
   onKilled: () => void = () => {};
@@ -178,6 +180,7 @@ export class Host {
     this.sandboxes.clear();
     this.prepared.clear();
     this.known.clear();
+    this.disks.losePower();
     this.underway.length = 0;
     this.files.losePower(this.random);
     // A shim's word is a file that nobody flushes.
@@ -231,6 +234,7 @@ export class Host {
       return;
     }
     this.#judgeBeginning(instance);
+    this.disks.begin(instance);
     instance.phase = "running";
     instance.startedAt = this.now;
     this.trace(`  begins ${instance.machine} ${instance.id}`);

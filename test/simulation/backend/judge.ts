@@ -1,5 +1,6 @@
 /** What must hold of all that the backend tells, by what really happened on its host. */
 import { type ContainerTermination, isOver, type Machine } from "../../../src/provider/machine.ts";
+import type { PersistentVolume } from "../../../src/provider/volume.ts";
 import { SECRETS_DIR, STATE_DIR, type Host, type Instance } from "./host.ts";
 import type { Users } from "./users.ts";
 
@@ -12,6 +13,7 @@ export class Judge {
   readonly #host: Host;
   readonly #users: Users;
   readonly #told = new Map<string, Told>();
+  readonly #volumeStates = new Map<string, PersistentVolume["state"]>();
   #revision = 0;
 
   constructor(host: Host, users: Users) {
@@ -29,6 +31,24 @@ export class Judge {
     for (const { id } of this.#told.values().map(({ machine }) => machine))
       if (!present.has(id)) this.#host.fault("B5", `${id} was told of and has vanished`);
     for (const machine of items) this.#machine(machine);
+  }
+
+  /** The same of volumes. */
+  volumes(items: readonly PersistentVolume[]): void {
+    const host = this.#host;
+    const told = new Map(items.map((volume) => [volume.id, volume]));
+    for (const id of host.disks.promised)
+      if (told.get(id)?.state !== "available")
+        host.fault("V4", `${id} was acknowledged, and is told to be ${told.get(id)?.state ?? "absent"}`);
+    for (const { id, state, attachments } of items) {
+      const writer = host.disks
+        .writers(id)
+        .find(({ machine }) => !attachments.some((each) => each.machine === machine));
+      if (writer !== undefined) host.fault("V5", `${id} is told to be free of ${writer.machine}, which writes to it`);
+      const before = this.#volumeStates.get(id);
+      if (before === "deleted" && state !== "deleted") host.fault("V6", `${id} comes back from its tombstone`);
+      this.#volumeStates.set(id, state);
+    }
   }
 
   #machine(machine: Machine): void {
@@ -139,6 +159,16 @@ export class Judge {
       const strange = names.filter((name) => !known.includes(name));
       if (strange.length > 0) host.fault("B4", `${folder} still has ${strange.join()}`);
     }
+  }
+
+  disksAtRest(): void {
+    const { disks } = this.#host;
+    for (const [id, { attached }] of disks.all) {
+      if (this.#users.buried.has(id)) this.#host.fault("V7", `${id} was deleted, and is still there`);
+      const users = [...this.#host.sandboxes.keys()].filter((machine) => disks.claimed(machine).includes(id));
+      if (attached && users.length === 0) this.#host.fault("V7", `${id} is left attached for nobody`);
+    }
+    for (const id of disks.promised) if (!disks.all.has(id)) this.#host.fault("V4", `${id} is lost`);
   }
 
   #restOf(machine: Machine): void {

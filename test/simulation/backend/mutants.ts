@@ -4,6 +4,8 @@ import { ContainerStatus } from "../../../providers/local/machine/container-stat
 import { InstanceFolders } from "../../../providers/local/machine/instance-folders.ts";
 import { MachineState } from "../../../providers/local/machine/machine-state.ts";
 import { MachineStore } from "../../../providers/local/machine/machine-store.ts";
+import { LocalVolumes } from "../../../providers/local/volumes/local-volumes.ts";
+import { VolumeBook } from "../../../src/provider/volume-book.ts";
 import type { Host } from "./host.ts";
 
 export interface Mutant {
@@ -148,6 +150,83 @@ export const MUTANTS: readonly Mutant[] = [
     caughtAs: "B5",
     scenario: "power-cuts",
     unflushed: true,
+  },
+  {
+    name: "a volume is given to every machine that names it",
+    caughtAs: "V1",
+    scenario: "volumes",
+    plant: replace(VolumeBook, "assertClaimable", () => () => {}),
+  },
+  {
+    name: "which volumes a machine has is forgotten with the backend",
+    caughtAs: "V1",
+    scenario: "volumes",
+    plant: replace(
+      MachineStore,
+      "load",
+      (real) =>
+        function load(this: MachineStore) {
+          const found = real.call(this);
+          for (const { record } of found.machines) delete record?.claims;
+          return found;
+        },
+    ),
+  },
+  {
+    name: "a volume is detached before its sandbox is gone",
+    caughtAs: "V2",
+    scenario: "volumes",
+    engine: (real) => ({
+      ...real,
+      destroy: (home, options) => {
+        real.destroy(home, options).catch(() => {});
+        return Promise.resolve();
+      },
+    }),
+  },
+  {
+    name: "a machine begins without its volumes",
+    caughtAs: "V3",
+    scenario: "volumes",
+    plant: replace(LocalVolumes, "attach", () => () => Promise.resolve()),
+  },
+  {
+    name: "a volume that cannot be attached is passed over",
+    caughtAs: "V3",
+    scenario: "volumes",
+    plant: replace(
+      LocalVolumes,
+      "attach",
+      (real) =>
+        function attach(this: LocalVolumes, ...args) {
+          return real.apply(this, args).catch(() => {});
+        },
+    ),
+  },
+  {
+    name: "records of volumes are never written",
+    caughtAs: "V4",
+    scenario: "volumes",
+    unwritten: /\/volume\.json/,
+  },
+  {
+    name: "a reservation is given back while a machine has the volume by it",
+    caughtAs: "V5",
+    scenario: "volumes",
+    plant: replace(
+      VolumeBook,
+      "release",
+      (real) =>
+        function release(this: VolumeBook, ...args) {
+          return real.apply(this, args).catch(() => {});
+        },
+    ),
+  },
+  {
+    name: "a volume that a killed backend has left attached stays so",
+    caughtAs: "V7",
+    scenario: "volumes",
+    plant: replace(LocalVolumes, "finish", () => () => Promise.resolve()),
   },
 ];
 

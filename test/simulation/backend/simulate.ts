@@ -28,6 +28,8 @@ export interface Scenario {
   secretsInMemory?: boolean;
   /** The disk is full for a moment. */
   fullDisks?: boolean;
+  /** Machines have volumes that outlive them. */
+  volumes?: boolean;
   share: number;
 }
 
@@ -42,6 +44,13 @@ export const SCENARIOS: readonly Scenario[] = [
     share: 1,
   },
   { name: "full-disks", what: "The backend is killed, and changes of files fail", fullDisks: true, share: 1 },
+  {
+    name: "volumes",
+    what: "Machines have volumes that outlive them; the backend is killed, and the host loses its power",
+    powerCuts: true,
+    volumes: true,
+    share: 4,
+  },
 ];
 
 export interface SimulationOptions {
@@ -67,7 +76,7 @@ class Simulation {
     this.#mutant = mutant;
     this.host = new Host(seeded(seed), scenario.secretsInMemory ?? false);
     if (trace !== undefined) this.host.trace = trace;
-    this.#users = new Users(this.host);
+    this.#users = new Users(this.host, scenario);
     this.#judge = new Judge(this.host, this.#users);
     this.host.onKilled = this.host.files.onKilled = () => this.#kill();
     this.host.files.mkdirSync("/simulated");
@@ -100,7 +109,7 @@ class Simulation {
     if (this.#scenario.secretsInMemory) host.files.mkdirSync(SECRETS_DIR, { recursive: true });
     host.files.fate = this.#fates();
     host.trace("the backend starts");
-    const engine = engineOf(host, isAlive);
+    const engine = engineOf(host, isAlive, { hasDisks: this.#scenario.volumes ?? false });
     const shims = shimsOf(host, isAlive);
     LocalProvider.open({
       engine: this.#mutant?.engine?.(engine) ?? engine,
@@ -159,6 +168,8 @@ class Simulation {
         .getPods({ labels: {}, includeDeleted: true, signal: NEVER })
         .catch(() => undefined);
       if (list !== undefined) this.#judge.list(list);
+      const volumes = await this.#provider?.volumes?.list({ labels: {}, includeDeleted: true, signal: NEVER });
+      if (volumes !== undefined) this.#judge.volumes(volumes.items);
     }
     if (this.host.violation !== undefined) throw this.host.violation;
   }
@@ -268,6 +279,7 @@ class Simulation {
     }
     const { items } = await this.#provider!.getPods({ labels: {}, includeDeleted: true, signal: NEVER });
     this.#judge.atRest(items);
+    this.#judge.disksAtRest();
     if (host.violation !== undefined) throw host.violation;
     this.#kill();
   }

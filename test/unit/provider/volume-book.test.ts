@@ -5,6 +5,7 @@ import type { MachineSpec } from "../../../src/provider/machine.ts";
 import type { PersistentVolumeSpec, VolumeAttachment, VolumeClaim } from "../../../src/provider/volume.ts";
 import { VolumeBook, type VolumeBookOptions, type VolumeRecord } from "../../../src/provider/volume-book.ts";
 import { systemClock } from "../../../src/util/clock.ts";
+import { VirtualClock } from "../../support/virtual-clock.ts";
 
 const options = { signal: new AbortController().signal };
 const GIB = 2 ** 30;
@@ -144,6 +145,18 @@ describe("a deletion", () => {
     expect(saved.size).toBe(1);
     book.prune(-1);
     expect(saved.size).toBe(0);
+  });
+
+  test("leaves a tombstone that a clock which is a day ahead does not take", async () => {
+    const clock = new VirtualClock();
+    const { book, saved } = setup({ clock });
+    await book.delete("disk", options);
+    clock.step(2 * 24 * 3_600_000);
+    book.prune(24 * 3_600_000);
+    const atFirst = saved.size;
+    await clock.advance(3_600_000);
+    book.prune(24 * 3_600_000);
+    expect([atFirst, saved.size]).toEqual([1, 0]);
   });
 
   test.each(["attached", "unknown"] as const)("waits for a machine that has it: %s", async (state) => {
