@@ -83,17 +83,7 @@ const BACKEND: Record<string, readonly string[]> = {
   volumes: ["volume-contents.ts", "engine.ts", "host", "bundle"],
   machine: ["devices.ts", "volume-contents.ts", "engine.ts", "host", "shim", "pressure"],
   plugins: ["devices.ts", "host"],
-  engines: [
-    "devices.ts",
-    "volume-contents.ts",
-    "engine.ts",
-    "host",
-    "shim",
-    "images",
-    "network",
-    "bundle",
-    "volumes",
-  ],
+  engines: ["devices.ts", "volume-contents.ts", "engine.ts", "host", "shim", "images", "network", "bundle", "volumes"],
 };
 
 const KIT = "src/provider/kit/index.ts";

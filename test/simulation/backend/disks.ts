@@ -80,7 +80,7 @@ export class Disks {
 /** What one life of the backend has of them. */
 export function contentsOf(host: Host, isAlive: IsAlive): HostVolumes {
   const { disks } = host;
-  const ask = <T>(what: string, effect: () => T, amid?: () => void) =>
+  const ask = <T>(what: string, effect: () => T, amid?: () => unknown) =>
     host.ask(isAlive, what, effect, amid && { amid });
   const id = ({ volume }: VolumeRecord) => volume.id;
   return {
@@ -100,7 +100,7 @@ export function contentsOf(host: Host, isAlive: IsAlive): HostVolumes {
       ask(
         `attach ${id(record)}`,
         () => disks.attach(id(record)),
-        () => disks.attach(id(record)),
+        () => disks.all.has(id(record)) && disks.attach(id(record)),
       ),
     detach: (volume) => ask(`detach ${volume}`, () => disks.detach(volume)),
     attached: () =>

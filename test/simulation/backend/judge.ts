@@ -168,6 +168,8 @@ export class Judge {
       const users = [...this.#host.sandboxes.keys()].filter((machine) => disks.claimed(machine).includes(id));
       if (attached && users.length === 0) this.#host.fault("V7", `${id} is left attached for nobody`);
     }
+    for (const [id, state] of this.#volumeStates)
+      if (state === "deleting") this.#host.fault("V7", `the deletion of ${id} was begun, and is not finished`);
     for (const id of disks.promised) if (!disks.all.has(id)) this.#host.fault("V4", `${id} is lost`);
   }
 

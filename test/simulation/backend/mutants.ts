@@ -5,6 +5,7 @@ import { InstanceFolders } from "../../../providers/local/machine/instance-folde
 import { MachineState } from "../../../providers/local/machine/machine-state.ts";
 import { MachineStore } from "../../../providers/local/machine/machine-store.ts";
 import { LocalVolumes } from "../../../providers/local/volumes/local-volumes.ts";
+import type { HostVolumes } from "../../../providers/local/volume-contents.ts";
 import { VolumeBook } from "../../../src/provider/volume-book.ts";
 import type { Host } from "./host.ts";
 
@@ -159,7 +160,7 @@ export const MUTANTS: readonly Mutant[] = [
   },
   {
     name: "which volumes a machine has is forgotten with the backend",
-    caughtAs: "V1",
+    caughtAs: "V5",
     scenario: "volumes",
     plant: replace(
       MachineStore,
@@ -173,35 +174,25 @@ export const MUTANTS: readonly Mutant[] = [
     ),
   },
   {
-    name: "a volume is detached before its sandbox is gone",
+    name: "volumes are detached when a machine is told to stop",
     caughtAs: "V2",
     scenario: "volumes",
-    engine: (real) => ({
-      ...real,
-      destroy: (home, options) => {
-        real.destroy(home, options).catch(() => {});
-        return Promise.resolve();
-      },
-    }),
+    engine: (real) => {
+      let contents: HostVolumes | undefined;
+      const detaching = wrapSandbox(real, (sandbox) => ({
+        signal: async (...args) => {
+          for (const id of (await contents?.attached()) ?? []) await contents?.detach(id);
+          await sandbox.signal(...args);
+        },
+      }));
+      return { ...detaching, volumes: (place) => (contents = real.volumes!(place)) };
+    },
   },
   {
     name: "a machine begins without its volumes",
     caughtAs: "V3",
     scenario: "volumes",
     plant: replace(LocalVolumes, "attach", () => () => Promise.resolve()),
-  },
-  {
-    name: "a volume that cannot be attached is passed over",
-    caughtAs: "V3",
-    scenario: "volumes",
-    plant: replace(
-      LocalVolumes,
-      "attach",
-      (real) =>
-        function attach(this: LocalVolumes, ...args) {
-          return real.apply(this, args).catch(() => {});
-        },
-    ),
   },
   {
     name: "records of volumes are never written",
@@ -223,7 +214,7 @@ export const MUTANTS: readonly Mutant[] = [
     ),
   },
   {
-    name: "a volume that a killed backend has left attached stays so",
+    name: "what a kill has broken off of a volume is never finished",
     caughtAs: "V7",
     scenario: "volumes",
     plant: replace(LocalVolumes, "finish", () => () => Promise.resolve()),
