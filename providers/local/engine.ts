@@ -37,7 +37,7 @@ import {
   VmletError,
 } from "../../src/provider/kit/index.ts";
 import type { DeviceGrant } from "./devices.ts";
-import type { HostVolumes, VolumePlace } from "./volume-contents.ts";
+import type { HostVolumes, MachineVolumes, VolumePlace } from "./volume-contents.ts";
 
 type EngineName = "process" | "oci" | "cri" | "vm";
 
@@ -109,10 +109,8 @@ export interface MachineHome {
    * of the host permits it, and may have to be made; it is removed with the sandbox.
    */
   readonly secretDir: string;
-  /** Where what is on a volume is that outlives the machine, by its id. @throws Error when it is not attached */
-  volumePath(volume: string): string;
-  /** The same of one that is a block device. */
-  volumeDevice(volume: string): Promise<string>;
+  /** Where what is on volumes is that outlive the machine. Absent: the engine has none. */
+  readonly volumes?: Pick<MachineVolumes, "path" | "device"> | undefined;
   /** A path short enough for a unix socket, the same for the same name each time. Removed after `destroy`. */
   socketPath(name: string): string;
 }

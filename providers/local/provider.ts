@@ -200,10 +200,7 @@ export class LocalProvider implements Provider {
     await Promise.all([...this.#supervisors.values()].map((supervisor) => this.#takeOver(supervisor)));
     if (machines.length > 0)
       this.#options.logger.info({ machines: machines.length }, "Found the machines of the former backend");
-    void this.#volumes?.finish(this.#closed.signal);
-    void this.#volumes?.watch(this.#closed.signal, (damaged) => {
-      for (const supervisor of this.#supervisors.values()) supervisor.warnOfVolume(damaged);
-    });
+    void this.#volumes?.watch(this.#closed.signal);
     this.#prune();
   }
 
@@ -258,6 +255,7 @@ export class LocalProvider implements Provider {
     try {
       this.#store.pruneTombstones(TOMBSTONE_MS);
       this.#volumes?.prune(TOMBSTONE_MS);
+      void this.#volumes?.finish(this.#closed.signal);
     } catch (thrown) {
       this.#options.logger.error({ err: thrown }, "Cannot remove old tombstones yet");
     }

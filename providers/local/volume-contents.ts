@@ -78,9 +78,11 @@ export interface VolumeHolder {
   }[];
 }
 
-interface VolumeUser {
+export interface VolumeUser {
   readonly spec: Pick<MachineSpec, "volumes" | "security">;
   readonly record: VolumeHolder;
+  /** Tells its owner. */
+  notice(type: "Warning", reason: string, message: string): void;
 }
 
 /** This host's volumes, as its machines have them. */

@@ -266,8 +266,8 @@ export class VolumeBook implements VolumeProvider {
   }
 
   /**
-   * Forgets tombstones that are older. Not by the wall clock alone, which may be a day ahead: what is forgotten has been
-   * known here for a while, too.
+   * Forgets tombstones that are older. Not by the wall clock alone, which may be a day ahead: what is forgotten has
+   * been known here for a while, too.
    */
   prune(maxAgeMs: number): void {
     const { clock, forget } = this.#options;

@@ -14,7 +14,7 @@ import { hostPath } from "./host-access.ts";
 import { writeFilesVolume } from "./volume-files.ts";
 import { openInRoot } from "./root-path.ts";
 
-type Home = Pick<MachineHome, "dir" | "secretDir" | "spec" | "volumePath">;
+type Home = Pick<MachineHome, "dir" | "secretDir" | "spec" | "volumes">;
 
 /** Makes the empty ones. Those on disk that an earlier sandbox has left are the containers' as they left them. */
 export async function makeVolumes({ dir, spec }: Pick<Home, "dir" | "spec">): Promise<void> {
@@ -45,7 +45,7 @@ export function applyFiles(home: Home, volume: Extract<Volume, { type: "files" }
 function volumeDir(home: Home, volume: Volume): string {
   const { dir, secretDir } = home;
   const { type, name } = volume;
-  if (volume.type === "persistent") return home.volumePath(volume.volume);
+  if (volume.type === "persistent") return home.volumes!.path(volume.volume);
   const onDisk = join(dir, "volumes", name);
   // Containers have the folder of an earlier version mounted.
   return type === "files" && !existsSync(onDisk) ? join(secretDir, "files", name) : onDisk;
@@ -97,7 +97,7 @@ export async function volumeSource(
 
 /** The volumes that a container has as block devices. @throws ContainerError when one is not attached */
 export async function volumeDevices(
-  home: Pick<MachineHome, "spec" | "volumeDevice">,
+  home: Pick<MachineHome, "spec" | "volumes">,
   { name, devices = [] }: Pick<ContainerSpec, "name" | "devices">,
 ): Promise<DeviceGrant["nodes"]> {
   return await Promise.all(
@@ -109,7 +109,7 @@ export async function volumeDevices(
           `container ${name}: volume ${JSON.stringify(volume)} is no block device`,
         );
       const permissions = claim.read_only === true ? "r" : "rw";
-      return { path, hostPath: await home.volumeDevice(claim.volume), permissions };
+      return { path, hostPath: await home.volumes!.device(claim.volume), permissions };
     }),
   );
 }

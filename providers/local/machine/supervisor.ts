@@ -33,7 +33,7 @@ import { ContainerStarter } from "./container-start.ts";
 import type { ContainerStatus } from "./container-status.ts";
 import { InstanceFolders } from "./instance-folders.ts";
 import { Instances } from "./instances.ts";
-import type { DamagedVolume, MachineVolumes } from "../volume-contents.ts";
+import type { MachineVolumes } from "../volume-contents.ts";
 import type { MachineContext } from "./machine-context.ts";
 import { MachineState } from "./machine-state.ts";
 import { MachineWork } from "./machine-work.ts";
@@ -68,6 +68,7 @@ export class Supervisor implements MachineHome {
   readonly id: string;
   readonly dir: string;
   readonly secretDir: string;
+  readonly volumes: MachineVolumes | undefined;
   readonly #context: SupervisorContext;
   readonly #clock: Clock;
   readonly #state: MachineState;
@@ -95,6 +96,7 @@ export class Supervisor implements MachineHome {
     this.id = id;
     this.dir = join(store.machineDir(id), "engine");
     this.secretDir = join(store.secretDir(id), "engine");
+    this.volumes = context.volumes;
     this.#context = context;
     this.#clock = clock;
     this.#state = new MachineState({ store, clock, logger }, spec, record);
@@ -140,20 +142,6 @@ export class Supervisor implements MachineHome {
     supervisor.#ready = true;
     supervisor.#replan();
     return supervisor;
-  }
-
-  volumePath(volume: string): string {
-    return this.#context.volumes!.path(volume);
-  }
-
-  async volumeDevice(volume: string): Promise<string> {
-    return await this.#context.volumes!.device(volume);
-  }
-
-  /** Its owner is told, if it is one of its volumes. */
-  warnOfVolume({ id, message }: DamagedVolume): void {
-    if (this.record.claims?.some(({ volume }) => volume === id) !== true) return;
-    this.#state.notice("Warning", "VolumeConditionAbnormal", `volume ${id}: ${message}`);
   }
 
   get spec(): MachineSpec {

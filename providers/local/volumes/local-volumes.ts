@@ -28,7 +28,14 @@ import {
 import { flushFolder, writeJson } from "../host/files.ts";
 import { HostError } from "../host/host-error.ts";
 import type { TornFiles } from "../host/torn-files.ts";
-import type { DamagedVolume, HostVolumes, MachineVolumes, VolumeHolder, VolumePlace } from "../volume-contents.ts";
+import type {
+  DamagedVolume,
+  HostVolumes,
+  MachineVolumes,
+  VolumeHolder,
+  VolumePlace,
+  VolumeUser,
+} from "../volume-contents.ts";
 import { imageOf } from "./image-files.ts";
 import { assertMountOptions, optionsOf } from "./mount-options.ts";
 
@@ -43,6 +50,9 @@ export class LocalVolumes implements MachineVolumes {
   readonly #clock: Clock;
   readonly #logger: Logger;
   readonly #machines: () => Iterable<VolumeHolder>;
+  /** Machines that have volumes attached, by their ids. */
+  readonly #users = new Map<string, VolumeUser>();
+  #isFinishing = false;
 
   /**
    * @param options.machines the records of all machines of this host
@@ -92,9 +102,12 @@ export class LocalVolumes implements MachineVolumes {
   }
 
   async attach(
-    ...[{ spec, record }, { signal, isRunning = false }]: Parameters<MachineVolumes["attach"]>
+    user: VolumeUser,
+    { signal, isRunning = false }: { signal: AbortSignal; isRunning?: boolean },
   ): Promise<void> {
+    const { spec, record } = user;
     const { machine, claims = [] } = record;
+    if (claims.length > 0) this.#users.set(machine.id, user);
     const { fs_group: group, fs_group_change_policy: policy } = spec.security ?? {};
     for (const { volume: id, read_only } of claims)
       await this.#book.inTurn(id, async () => {
@@ -116,6 +129,7 @@ export class LocalVolumes implements MachineVolumes {
       await this.#book.inTurn(id, async () => {
         if (this.#others(id, machine.id).length === 0) await this.#contents.detach(id);
       });
+    this.#users.delete(machine.id);
   }
 
   /** Claims of other machines that may use the volume now. */
@@ -125,8 +139,17 @@ export class LocalVolumes implements MachineVolumes {
       .flatMap(({ claims = [] }) => claims.filter(({ volume }) => volume === id));
   }
 
-  /** What a kill has broken off: deletions, and detaching. Until it succeeds, or `signal` aborts. */
+  /**
+   * What a kill, or a failure that nobody came back to, has broken off: deletions, and detaching. Until it succeeds, or
+   * `signal` aborts.
+   */
   async finish(signal: AbortSignal): Promise<void> {
+    if (this.#isFinishing) return;
+    this.#isFinishing = true;
+    await this.#finish(signal).finally(() => (this.#isFinishing = false));
+  }
+
+  async #finish(signal: AbortSignal): Promise<void> {
     while (!signal.aborted) {
       try {
         await this.#detachUnused();
@@ -145,8 +168,8 @@ export class LocalVolumes implements MachineVolumes {
       });
   }
 
-  /** Tells once of each volume that its kernel has made read-only, until `signal` aborts. */
-  async watch(signal: AbortSignal, tell: (damaged: DamagedVolume) => void): Promise<void> {
+  /** Tells its machines once of each volume that its kernel has made read-only, until `signal` aborts. */
+  async watch(signal: AbortSignal): Promise<void> {
     const { damaged } = this.#contents;
     if (damaged === undefined) return;
     let told = new Set<string>();
@@ -156,10 +179,16 @@ export class LocalVolumes implements MachineVolumes {
       for (const each of found) {
         if (told.has(each.id)) continue;
         this.#logger.error({ volume: each.id, why: each.message }, "A volume is damaged");
-        tell(each);
+        this.#tell(each);
       }
       told = new Set(found.map(({ id }) => id));
     }
+  }
+
+  #tell({ id, message }: DamagedVolume): void {
+    for (const user of this.#users.values())
+      if (user.record.claims?.some(({ volume }) => volume === id) === true)
+        user.notice("Warning", "VolumeConditionAbnormal", `volume ${id}: ${message}`);
   }
 
   prune(maxAgeMs: number): void {

@@ -5,7 +5,6 @@ import { InstanceFolders } from "../../../providers/local/machine/instance-folde
 import { MachineState } from "../../../providers/local/machine/machine-state.ts";
 import { MachineStore } from "../../../providers/local/machine/machine-store.ts";
 import { LocalVolumes } from "../../../providers/local/volumes/local-volumes.ts";
-import type { HostVolumes } from "../../../providers/local/volume-contents.ts";
 import { VolumeBook } from "../../../src/provider/volume-book.ts";
 import type { Host } from "./host.ts";
 
@@ -174,19 +173,18 @@ export const MUTANTS: readonly Mutant[] = [
     ),
   },
   {
-    name: "volumes are detached when a machine is told to stop",
+    name: "a backend that finds a machine again takes its volumes away",
     caughtAs: "V2",
     scenario: "volumes",
-    engine: (real) => {
-      let contents: HostVolumes | undefined;
-      const detaching = wrapSandbox(real, (sandbox) => ({
-        signal: async (...args) => {
-          for (const id of (await contents?.attached()) ?? []) await contents?.detach(id);
-          await sandbox.signal(...args);
+    plant: replace(
+      LocalVolumes,
+      "attach",
+      (real) =>
+        async function attach(this: LocalVolumes, machine, options) {
+          await real.call(this, machine, options);
+          if (options.isRunning === true) await this.detach(machine);
         },
-      }));
-      return { ...detaching, volumes: (place) => (contents = real.volumes!(place)) };
-    },
+    ),
   },
   {
     name: "a machine begins without its volumes",

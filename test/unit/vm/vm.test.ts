@@ -357,8 +357,6 @@ async function machineWith(
     spec: machine(...containers),
     dir,
     secretDir: dir,
-    volumePath: (volume: string) => join(dir, "persistent", volume),
-    volumeDevice: () => Promise.reject(new Error("there is none")),
     socketPath: (name: string) => join(dir, name),
   };
   const sandbox = new VmSandbox(context, home, vm);
