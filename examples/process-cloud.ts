@@ -27,7 +27,7 @@ import {
 import { HttpVmProvider } from "../providers/http-vm/index.ts";
 import { type CallOptions, ProviderError } from "../src/provider/kit/index.ts";
 
-const TYPES: readonly InstanceType[] = [
+export const TYPES: readonly InstanceType[] = [
   { name: "small", resources: { cpu_millis: 1000, memory_bytes: 2 ** 30 }, price: 0.01 },
   { name: "large", resources: { cpu_millis: 8000, memory_bytes: 2 ** 34 }, price: 0.08 },
 ];
@@ -56,7 +56,7 @@ const orAbsent = async <T>(reading: Promise<T>): Promise<T | undefined> => {
 };
 let serial = 0;
 
-class ProcessCloud implements VmCloud {
+export class ProcessCloud implements VmCloud {
   readonly name = "process-cloud";
   readonly entries: EntryStore;
   readonly #folder: string;

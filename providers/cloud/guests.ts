@@ -1,6 +1,7 @@
 /** The guests of VMs: a Machine API for each. */
-import type { Provider } from "../../src/provider/kit/index.ts";
-import type { Vm } from "./cloud.ts";
+import type { Clock, Provider } from "../../src/provider/kit/index.ts";
+import { HttpVmProvider } from "../http-vm/index.ts";
+import type { Vm, VmCloud } from "./cloud.ts";
 
 /** Reaches the guest of this very VM. Cheap: nothing is dialled before a call. */
 export type OpenGuest = (vm: Vm) => Provider;
@@ -37,3 +38,15 @@ export class Guests {
     await Promise.allSettled(open.map(({ guest }) => guest.close()));
   }
 }
+
+/** The address says only that it is plain HTTP: what is dialled is the cloud's to protect. */
+export const dialledGuest =
+  (cloud: VmCloud, clock: Clock): OpenGuest =>
+  (vm) =>
+    new HttpVmProvider({
+      url: "http://localhost",
+      dial: (signal) => cloud.dial(vm, { signal }),
+      // Of this very VM, for as long as it is open.
+      keepDialled: true,
+      clock,
+    });

@@ -1,5 +1,6 @@
 /**
- * For the author of a VM cloud: what it must do (`VmCloud`), and the provider that makes machines of it.
+ * For the author of a VM cloud: what it must do (`VmCloud`), the provider that makes machines of it, and the checks
+ * that tell whether it does (`checkVmCloud`).
  *
  * @example
  *   import { CloudProvider, type VmCloud } from "vmlet/cloud";
@@ -8,3 +9,4 @@
  */
 export type { Entry, EntryStore, InstanceType, Vm, VmCloud, VmRequest, VmState } from "./cloud.ts";
 export { CloudProvider, type CloudProviderOptions } from "./provider.ts";
+export { checkVmCloud, type VmCloudCheckResult, type VmCloudKitOptions } from "./kit.ts";

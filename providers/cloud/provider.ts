@@ -42,12 +42,11 @@ import {
   unlessAborted,
   type UnknownMachine,
 } from "../../src/provider/kit/index.ts";
-import { HttpVmProvider } from "../http-vm/index.ts";
 import { CloudCalls } from "./cloud-calls.ts";
 import type { InstanceType, VmCloud } from "./cloud.ts";
 import { Collector } from "./collector.ts";
 import { GuestEars } from "./guest-ears.ts";
-import { Guests, type OpenGuest } from "./guests.ts";
+import { dialledGuest, Guests, type OpenGuest } from "./guests.ts";
 import { Quarantine } from "./instance-types.ts";
 import { isLive, MachineWork, type Sight } from "./machine-work.ts";
 import { Pool } from "./pool.ts";
@@ -452,17 +451,5 @@ export class CloudProvider implements Provider {
     await Promise.all(Array.from({ length: ABREAST }, worker));
   }
 }
-
-/** The address says only that it is plain HTTP: what is dialled is the cloud's to protect. */
-const dialledGuest =
-  (cloud: VmCloud, clock: Clock): OpenGuest =>
-  (vm) =>
-    new HttpVmProvider({
-      url: "http://localhost",
-      dial: (signal) => cloud.dial(vm, { signal }),
-      // Of this very VM, for as long as it is open.
-      keepDialled: true,
-      clock,
-    });
 
 const lacks = (what: string) => new ProviderError("unsupported", `the guest has no ${what}`);

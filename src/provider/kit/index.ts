@@ -98,6 +98,7 @@ export {
   type ConformanceOptions,
   type ConformanceReport,
 } from "./conformance.ts";
+export { Violation } from "./context.ts";
 export { describeExchange, type Exchange, ExchangeLog } from "./exchanges.ts";
 export type { HttpTarget, ReplySchema } from "./http-target.ts";
 

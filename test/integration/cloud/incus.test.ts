@@ -4,6 +4,8 @@ import { writeFile } from "node:fs/promises";
 import { createConnection, createServer, type Server } from "node:net";
 import { join } from "node:path";
 import { afterAll, afterEach, beforeAll, expect, test } from "vitest";
+import { IncusCloud } from "../../../providers/cloud/incus/cloud.ts";
+import { checkVmCloud } from "../../../providers/cloud/index.ts";
 import { incusProblems } from "../../../providers/cloud/incus/check.ts";
 import { ProfileEntries } from "../../../providers/cloud/incus/entries.ts";
 import { IncusClient } from "../../../providers/cloud/incus/client.ts";
@@ -186,6 +188,14 @@ function pods(): void {
       await other.stop();
       for (const name of incus.instances()) incus.incus("delete", "--force", "--project", "burst", name);
     }
+  }, 300_000);
+
+  test("it keeps all that the kit of VM clouds looks at", async () => {
+    const cloud = new IncusCloud(incus.cloud);
+    const type = { name: "small", resources: { cpu_millis: 500, memory_bytes: 2 ** 29 } };
+    const results = await checkVmCloud(cloud, { type, signal });
+    await cloud.close();
+    expect(results.filter(({ failure }) => failure !== undefined)).toEqual([]);
   }, 300_000);
 
   test("of several that write an entry after the same version one succeeds, and a late one changes nothing", async () => {

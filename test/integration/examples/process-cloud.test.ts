@@ -3,6 +3,8 @@ import { mkdtemp, readdir, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterEach, beforeEach, expect, test, vi } from "vitest";
+import { ProcessCloud, TYPES } from "../../../examples/process-cloud.ts";
+import { checkVmCloud } from "../../../providers/cloud/index.ts";
 import { createProvider } from "../../../src/cli/providers.ts";
 import type { Provider } from "../../../src/provider/kit/index.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
@@ -75,3 +77,8 @@ test("two agents that make one machine make one VM", async () => {
   expect((await one.getPod("m", { signal })).containers[0]?.terminated?.exit_code).toBe(4);
   expect(await vms()).toHaveLength(1);
 });
+
+test("it keeps all that the kit of VM clouds looks at", async () => {
+  const results = await checkVmCloud(new ProcessCloud(folder, vmlet), { type: TYPES[0]! });
+  expect(results.filter(({ failure }) => failure !== undefined)).toEqual([]);
+}, 300_000);
