@@ -53,6 +53,8 @@ export async function bundle(dist: string, options: { without?: readonly string[
     external: (id) => EXTERNAL.some((each) => each.test(id)) || isLeftOut(relative(root, id)),
     plugins: [builtinsAsObjects, ownPlaces(root), oneByteTexts],
     logLevel: "warn",
+    // How slow a busy machine is says nothing of the bundle.
+    checks: { bundlerTimings: false },
     onLog(level, log) {
       throw new Error(`${level}: ${log.message}`);
     },
