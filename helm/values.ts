@@ -100,7 +100,8 @@ export const valuesSchema = z.strictObject({
   backend: z.strictObject({
     enabled: z.boolean(),
     existingSecret: name,
-    engine: z.enum(["process", "oci"]),
+    engine: z.enum(["process", "oci", "cri"]),
+    config: passedOn.optional(),
     image: z.strictObject({ repository: z.string(), tag, digest }),
     resources,
   }),

@@ -15,26 +15,38 @@ const noSkopeo = findTool("skopeo") === undefined ? ["not on the PATH: skopeo"] 
 const missing = [...problems, ...[missingForImages() ?? []].flat(), ...noSkopeo];
 const title = "the chart in a cluster that runs its pods";
 
-describe.runIf(missing.length === 0)(missing.length === 0 ? title : `${title} (skipped: ${missing.join(", ")})`, () => {
-  let results: StepResult[];
-  let log: string;
+/** The Dockerfile's packages and programs. */
+const forContainers = ["mmdebstrap", "go", "pkg-config"].filter((tool) => findTool(tool) === undefined);
+const engines = [
+  { engine: "process", lacks: missing },
+  { engine: "cri", lacks: [...missing, ...forContainers] },
+];
+const left = ({ lacks }: { lacks: string[] }) => (lacks.length === 0 ? "" : ` (skipped: ${lacks.join(", ")})`);
 
-  // kube-proxy and CoreDNS may have to be built first.
-  beforeAll(async () => {
-    await using sandbox = await createSandbox("in-cluster");
-    const program = sandbox.spawn("program", process.execPath, [join(import.meta.dirname, "helm-in-cluster.ts")]);
-    await program.exited;
-    log = await readFile(program.logFile, "utf8");
-    results = log
-      .split("\n")
-      .filter((line) => line.startsWith('{"step":'))
-      .map((line) => JSON.parse(line) as StepResult);
-  }, 1_800_000);
+for (const each of engines)
+  describe.runIf(each.lacks.length === 0)(`${title}, engine ${each.engine}${left(each)}`, () => {
+    let results: StepResult[];
+    let log: string;
 
-  test.each(stepNames)("%s", (name) => {
-    const result = results.find(({ step }) => step === name);
-    expect(result === undefined ? `it did not come to this; the log ends:\n${log.slice(-4000)}` : result.failure).toBe(
-      undefined,
-    );
+    // kube-proxy and CoreDNS may have to be built first.
+    beforeAll(async () => {
+      await using sandbox = await createSandbox("in-cluster");
+      const program = sandbox.spawn("program", process.execPath, [
+        join(import.meta.dirname, "helm-in-cluster.ts"),
+        each.engine,
+      ]);
+      await program.exited;
+      log = await readFile(program.logFile, "utf8");
+      results = log
+        .split("\n")
+        .filter((line) => line.startsWith('{"step":'))
+        .map((line) => JSON.parse(line) as StepResult);
+    }, 1_800_000);
+
+    test.each(stepNames(each.engine))("%s", (name) => {
+      const result = results.find(({ step }) => step === name);
+      expect(
+        result === undefined ? `it did not come to this; the log ends:\n${log.slice(-4000)}` : result.failure,
+      ).toBe(undefined);
+    });
   });
-});

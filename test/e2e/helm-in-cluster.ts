@@ -2,21 +2,23 @@
  * The chart as users have it: `helm install` into a cluster whose pods really run, with the image that the Dockerfile would make. vmlet
  * itself is the cluster's nodes: two agents outside run the chart's pods as containers, and the agents in those pods run a third node.
  *
- * A program of its own, because it needs namespaces of its own. It prints one line of JSON for each step; the test reads them.
+ * A program of its own, because it needs namespaces of its own; its argument is the engine of the chart's backend. It prints one line of JSON for each step; the test reads them.
  */
-import { mkdir, mkdtemp, readdir, symlink } from "node:fs/promises";
+import { mkdir, mkdtemp, symlink } from "node:fs/promises";
+import { connect, createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { assemble } from "../../helm/assemble.ts";
 import { findTool } from "../../providers/local/host/command.ts";
 import { startEnvironment, type Environment } from "../conformance/kubernetes/environment.ts";
-import { isInside, runInside, setUp } from "../conformance/kubernetes/namespaces.ts";
+import { hostAddress, isInside, runInside, setUp } from "../conformance/kubernetes/namespaces.ts";
+import { busyboxImage } from "../support/registry.ts";
 import { helmBinary } from "./harness/binaries.ts";
 import type { Json } from "./harness/client.ts";
 import { runCommand } from "./harness/exec.ts";
 import { createKubectl, type Kubectl } from "./harness/kubectl.ts";
 import { must, waitFor } from "./harness/wait.ts";
-import { addLibraries, dockerInstructions } from "./helm-rootfs.ts";
+import { addLibraries, backendUserland, dockerInstructions } from "./helm-rootfs.ts";
 
 export interface StepResult {
   step: string;
@@ -29,6 +31,9 @@ const chart = join(import.meta.dirname, "../../helm/vmlet");
 const namespace = "vmlet-system";
 const release = "burst";
 const virtualNode = "burst-0";
+const relayPort = 5002;
+/** As pods see it. */
+const registryOfPods = `${hostAddress}:${relayPort}`;
 
 interface World {
   environment: Environment;
@@ -36,40 +41,47 @@ interface World {
   helm: (args: readonly string[]) => Promise<string>;
 }
 
+type Steps = Record<string, (world: World) => Promise<void>>;
+
+async function install({ helm, kubectl, environment }: World, more: readonly string[] = []): Promise<void> {
+  const [certificate, key] = ["tls.crt", "tls.key"].map((file) => join(environment.cluster.sandbox.dir, file));
+  // The README's two commands.
+  await runCommand("openssl", [
+    ...["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "365"],
+    ...["-keyout", key!, "-out", certificate!, "-subj", "/CN=vmlet-backend"],
+    ...["-addext", `subjectAltName=DNS:${release}-vmlet-backend.${namespace}.svc`],
+  ]);
+  await kubectl.run([
+    ...[
+      "create",
+      "secret",
+      "generic",
+      "vmlet-backend",
+      `--namespace=${namespace}`,
+      "--from-literal=token=0123456789abcdef",
+    ],
+    ...[`--from-file=tls.crt=${certificate}`, `--from-file=tls.key=${key}`, `--from-file=ca.crt=${certificate}`],
+  ]);
+  await helm(["install", release, chart, ...values(environment), ...more, "--wait", "--timeout=300s"]);
+  const pods = await podsOf(kubectl);
+  const shown = pods.map(
+    (pod) =>
+      `${pod.metadata.labels["app.kubernetes.io/component"]} ${isReady(pod)} ${pod.status.containerStatuses[0].restartCount}`,
+  );
+  must(
+    shown.toSorted().join() === "agent true 0,agent true 0,backend true 0",
+    pods.map((pod) => pod.status),
+  );
+}
+
 /** In order; each builds on those before it. */
-const steps: Record<string, (world: World) => Promise<void>> = {
-  "helm install brings up agents and backend as pods": async ({ helm, kubectl, environment }) => {
+const withProcesses: Steps = {
+  "helm install brings up agents and backend as pods": async (world) => {
+    const { kubectl } = world;
     await kubectl.run(["create", "namespace", namespace]);
     // What the chart promises of its pods, the API server holds them to.
     await kubectl.run(["label", "namespace", namespace, "pod-security.kubernetes.io/enforce=restricted"]);
-    const [certificate, key] = ["tls.crt", "tls.key"].map((file) => join(environment.cluster.sandbox.dir, file));
-    // The README's two commands.
-    await runCommand("openssl", [
-      ...["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "365"],
-      ...["-keyout", key!, "-out", certificate!, "-subj", "/CN=vmlet-backend"],
-      ...["-addext", `subjectAltName=DNS:${release}-vmlet-backend.${namespace}.svc`],
-    ]);
-    await kubectl.run([
-      ...[
-        "create",
-        "secret",
-        "generic",
-        "vmlet-backend",
-        `--namespace=${namespace}`,
-        "--from-literal=token=0123456789abcdef",
-      ],
-      ...[`--from-file=tls.crt=${certificate}`, `--from-file=tls.key=${key}`, `--from-file=ca.crt=${certificate}`],
-    ]);
-    await helm(["install", release, chart, ...values(environment), "--wait", "--timeout=300s"]);
-    const pods = await podsOf(kubectl);
-    const shown = pods.map(
-      (pod) =>
-        `${pod.metadata.labels["app.kubernetes.io/component"]} ${isReady(pod)} ${pod.status.containerStatuses[0].restartCount}`,
-    );
-    must(
-      shown.toSorted().join() === "agent true 0,agent true 0,backend true 0",
-      pods.map((pod) => pod.status),
-    );
+    await install(world);
   },
 
   "the node is Ready at the address of the pod that leads": async ({ kubectl }) => {
@@ -144,7 +156,50 @@ const steps: Record<string, (world: World) => Promise<void>> = {
   },
 };
 
-export const stepNames = Object.keys(steps);
+/** The backend's pod is privileged, as on the owner's word, and has a container runtime of its own in it. */
+const withContainers = (engine: "cri"): Steps => ({
+  [`helm install with engine ${engine} brings up a backend that makes containers`]: async (world) => {
+    await world.kubectl.run(["create", "namespace", namespace]);
+    const network = { cidr: "10.98.0.0/16" };
+    const config = { engine: { network, images: { insecureRegistries: [registryOfPods] } } };
+    await install(world, [`--set=backend.engine=${engine}`, `--set-json=backend.config=${JSON.stringify(config)}`]);
+    await readyNode(world.kubectl);
+  },
+
+  [`a pod on the node is a container of an image, on engine ${engine}`]: async ({ kubectl }) => {
+    await runPod(kubectl, "mine");
+    const output = await kubectl.run(["exec", "mine", "--", "sh", "-c", "cat /proc/1/comm; hostname"]);
+    must(output === "sleep\nmine\n", output);
+    const backend = await kubectl.run([...inBackend, "sh", "-c", "cat /proc/[0-9]*/comm"]);
+    must(backend.split("\n").includes("containerd"), backend);
+  },
+
+  [`helm uninstall leaves nothing, on engine ${engine}`]: async ({ helm, kubectl }) => {
+    await kubectl.run(["delete", "pod", "mine", "--timeout=120s"]);
+    await helm(["uninstall", release, "--wait", "--timeout=300s"]);
+    const { code, stderr } = await kubectl.try(["get", "node", virtualNode]);
+    must(code === 1 && stderr.includes("NotFound"), stderr);
+  },
+});
+
+const inBackend = ["exec", `--namespace=${namespace}`, `deployment/${release}-vmlet-backend`, "--"];
+
+/** By engine of the chart's backend. */
+const suites: Record<string, Steps> = {
+  process: withProcesses,
+  cri: withContainers("cri"),
+};
+
+export const stepNames = (engine: string): string[] => Object.keys(suites[engine]!);
+
+/** A container that has a command line, and does nothing. */
+async function runPod(kubectl: Kubectl, name: string): Promise<void> {
+  const spec = { nodeSelector: { "kubernetes.io/hostname": virtualNode }, tolerations: [{ operator: "Exists" }] };
+  const overrides = `--overrides=${JSON.stringify({ apiVersion: "v1", spec })}`;
+  const image = `--image=${registryOfPods}/t/busybox:1`;
+  await kubectl.run(["run", name, image, overrides, "--restart=Never", "--", "sleep", "600"]);
+  await kubectl.run(["wait", `pod/${name}`, "--for=condition=Ready", "--timeout=120s"]);
+}
 
 function values({ registry }: Environment): string[] {
   return [
@@ -174,26 +229,26 @@ function readyNode(kubectl: Kubectl): Promise<Json> {
   });
 }
 
-/** The images of the chart, as the Dockerfile makes them, but for the libraries and the userland, which are this host's. */
-async function pushImages({ registry, cluster }: Environment): Promise<void> {
-  const { version } = (await import("../../package.json", { with: { type: "json" } })).default;
-  const layout = join(cluster.sandbox.dir, "layout");
-  const rootfs = join(cluster.sandbox.dir, "rootfs");
-  const { USER: user, ENTRYPOINT } = await dockerInstructions();
+/** The images of the chart, as the Dockerfile makes them, but for the agent's libraries, which are this host's. */
+async function pushImages(environment: Environment, engine: string): Promise<void> {
+  const { dir } = environment.cluster.sandbox;
+  const rootfs = join(dir, "rootfs");
   await assemble(rootfs);
   await addLibraries(rootfs);
-  await runCommand("umoci", ["init", "--layout", layout]);
-  const push = async (name: string) => {
-    const image = `${layout}:${name}`;
-    await runCommand("umoci", ["new", "--image", image]);
-    for (const entry of await readdir(rootfs))
-      await runCommand("umoci", ["insert", "--image", image, join(rootfs, entry), `/${entry}`]);
-    const entrypoint = ENTRYPOINT!.flatMap((word) => [`--config.entrypoint=${word}`]);
-    await runCommand("umoci", ["config", "--image", image, `--config.user=${user![0]}`, ...entrypoint]);
-    const target = `docker://${registry.host}/vmlet/${name}:${version}`;
-    await runCommand("skopeo", ["copy", "--dest-tls-verify=false", `oci:${image}`, target]);
+  await runCommand("umoci", ["init", "--layout", join(dir, "layout")]);
+  const layer = async (name: string) => {
+    const file = join(dir, name);
+    await runCommand("tar", ["--create", "--file", file, "--directory", rootfs, "."]);
+    return file;
   };
-  await push("vmlet");
+  const own = await layer("own.tar");
+  await pushImage(environment, { name: "vmlet", stage: "agent", layers: [own] });
+  if (engine !== "process")
+    return await pushImage(environment, {
+      name: "vmlet-backend",
+      stage: "backend",
+      layers: [...(await backendUserland()), own],
+    });
   // The backend's machines are commands of its image.
   const busybox = findTool("busybox")!;
   await mkdir(join(rootfs, "bin"));
@@ -203,14 +258,34 @@ async function pushImages({ registry, cluster }: Environment): Promise<void> {
     await symlink("busybox", join(rootfs, "bin", applet));
   // Debian's busybox has no flock, its util-linux has, which every Debian image brings.
   await runCommand("cp", ["--remove-destination", findTool("flock")!, join(rootfs, "bin/flock")]);
-  await push("vmlet-backend");
+  await pushImage(environment, { name: "vmlet-backend", stage: "agent", layers: [await layer("with-applets.tar")] });
 }
 
-async function main(): Promise<number> {
+/** @param image its name, the Dockerfile's stage that says how it is run, and tars */
+async function pushImage(
+  { registry, cluster }: Environment,
+  { name, stage, layers }: { name: string; stage: string; layers: string[] },
+): Promise<void> {
+  const { version } = (await import("../../package.json", { with: { type: "json" } })).default;
+  const image = `${join(cluster.sandbox.dir, "layout")}:${name}`;
+  await runCommand("umoci", ["new", "--image", image]);
+  for (const layer of layers) await runCommand("umoci", ["raw", "add-layer", "--image", image, layer]);
+  const { USER: user, ENTRYPOINT } = await dockerInstructions(stage);
+  const entrypoint = ENTRYPOINT!.flatMap((word) => [`--config.entrypoint=${word}`]);
+  await runCommand("umoci", ["config", "--image", image, `--config.user=${user![0]}`, ...entrypoint]);
+  const target = `docker://${registry.host}/vmlet/${name}:${version}`;
+  await runCommand("skopeo", ["copy", "--dest-tls-verify=false", `oci:${image}`, target]);
+}
+
+async function main(engine: string): Promise<number> {
   await setUp();
   // To the chart's pods these are real nodes: another type than the one that they avoid.
-  await using environment = await startEnvironment({ node: { labels: { type: "host" } } });
-  await pushImages(environment);
+  const node = { labels: { type: "host" } };
+  await using environment = await startEnvironment({ node, openHostPorts: [relayPort] });
+  await pushImages(environment, engine);
+  await environment.registry.push("t/busybox:1", await busyboxImage());
+  // The registry listens on loopback only.
+  await using _relay = await relayRegistry(environment);
   const helm = await helmBinary();
   const { adminKubeconfig } = environment.cluster;
   const kubectl = await createKubectl(adminKubeconfig);
@@ -221,7 +296,7 @@ async function main(): Promise<number> {
     HELM_NAMESPACE: namespace,
   };
   const world: World = { environment, kubectl, helm: async (args) => (await runCommand(helm, args, { env })).stdout };
-  for (const [step, run] of Object.entries(steps)) {
+  for (const [step, run] of Object.entries(suites[engine]!)) {
     const start = performance.now();
     const failure = await run(world).then(
       () => undefined,
@@ -233,6 +308,17 @@ async function main(): Promise<number> {
     if (failure !== undefined) return 1;
   }
   return 0;
+}
+
+async function relayRegistry({ registry }: Environment): Promise<AsyncDisposable> {
+  const [address = "", port] = registry.host.split(":");
+  const server = createServer((socket) => {
+    const upstream = connect(Number(port), address);
+    for (const each of [socket, upstream]) each.on("error", () => [socket, upstream].forEach((end) => end.destroy()));
+    socket.pipe(upstream).pipe(socket);
+  });
+  await new Promise<void>((resolve) => server.listen(relayPort, hostAddress, resolve));
+  return { [Symbol.asyncDispose]: async () => void server.close() };
 }
 
 /** Everything that helps to see why a step failed. */
@@ -255,4 +341,5 @@ async function describeAll(kubectl: Kubectl): Promise<string> {
   return outputs.map(({ stdout, stderr }) => stdout + stderr).join("\n");
 }
 
-if (process.argv[1] === import.meta.filename) process.exitCode = isInside() ? await main() : await runInside();
+if (process.argv[1] === import.meta.filename)
+  process.exitCode = isInside() ? await main(process.argv[2]!) : await runInside();

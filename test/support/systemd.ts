@@ -1,6 +1,7 @@
 /**
  * A systemd for tests, as process 1 of namespaces of its own: it has control groups below one of this host's, D-Bus, and
- * no units besides. What is started by `within` shares this host's network and file systems, but not `/run`.
+ * no units besides. What is started by `within` shares this host's network and file systems, but not `/run`, nor the folder
+ * of its owner's units.
  */
 import { type ChildProcess, execFileSync, spawn } from "node:child_process";
 import { randomBytes } from "node:crypto";
@@ -40,7 +41,8 @@ END
   mount -t "$type" \${options:+-o "$options"} "$type" "$path"
 done
 mount -t tmpfs tmpfs /run
-mkdir -p /run/lock /run/dbus
+mkdir -p /run/lock /run/dbus /etc/systemd/system
+mount --bind "$UNITS" /etc/systemd/system
 container=test SYSTEMD_UNIT_PATH="$UNITS" exec ${SYSTEMD} --system --unit=test.target --log-target=null --show-status=no
 `;
 

@@ -45,6 +45,8 @@ export interface EnvironmentOptions {
   host?: Json;
   /** Whether kube-proxy runs on this host. Default true. */
   kubeProxy?: boolean | undefined;
+  /** Ports of this host that machines reach, besides those of the control plane. */
+  openHostPorts?: readonly number[] | undefined;
 }
 
 export async function startEnvironment({
@@ -52,6 +54,7 @@ export async function startEnvironment({
   node = {},
   host = { namespaces: ["*"] },
   kubeProxy = true,
+  openHostPorts = [],
 }: EnvironmentOptions = {}): Promise<Environment> {
   const { missing } = await engineOnThisHost(engine);
   if (missing.length > 0) throw new Error(`engine ${engine} cannot run on this host: ${missing.join(", ")}`);
@@ -88,7 +91,7 @@ export async function startEnvironment({
         network: {
           bridge: `vc${randomBytes(3).toString("hex")}`,
           cidr: machineCidr,
-          openHostPorts: [apiPort, 53, kubeletPort],
+          openHostPorts: [apiPort, 53, kubeletPort, ...openHostPorts],
         },
         images: { parallelPulls: 4, insecureRegistries: [registry.host, podRegistry] },
       },

@@ -14,7 +14,7 @@ import { testNetwork } from "../../support/host.ts";
 import { leaveOut } from "../../support/left-out.ts";
 import { busyboxImage, missingForImages, startRegistry } from "../../support/registry.ts";
 import { missingForSystemd, TestSystemd } from "../../support/systemd.ts";
-import { KillableBackend, PATIENCE } from "../backend/killable.ts";
+import { BACKEND_PROGRAM, KillableBackend, PATIENCE } from "../backend/killable.ts";
 
 const missing = [(await missingForContainerd()) ?? [], missingForImages() ?? [], missingForSystemd() ?? []].flat();
 
@@ -138,6 +138,35 @@ SystemdCgroup = true
       const { containers } = await backend.reaches("m3", "running");
       expect(containers[0]!.restart_count).toBe(0);
       expect(memoryLimit(sliceOf("m3"))).toBe(64 << 20);
+    });
+
+    const cli = (...args: string[]) =>
+      systemd.run(process.execPath, [BACKEND_PROGRAM, "backend", "--config", backend.configFile, ...args]);
+    const answers = () =>
+      vi.waitFor(async () => expect((await backend.call("GET", "/v1/info")).status).toBe(200), PATIENCE);
+
+    test("backend check says what the host's runtime does by itself, and what machines may have on it", () => {
+      const said = cli("check");
+      expect(said).toContain(`the runtime at ${socket} pulls images by itself`);
+      expect(said).toContain("engine cri can run here; capabilities: ");
+    });
+
+    test("installed as a service, the backend is restarted and removed without its machines' noticing", async () => {
+      await backend.kill();
+      expect(cli("install")).toContain("ran: systemctl restart vmlet-backend.service");
+      await answers();
+      await running("m5", machine("sleep 1000"));
+      expect(cli("install")).not.toMatch(/wrote|replaced|restart/);
+      const { id, started_at } = (await backend.get("m5")).containers[0]!;
+      systemd.run("systemctl", ["restart", "vmlet-backend"]);
+      await answers();
+      const { containers } = await backend.reaches("m5", "running");
+      expect(containers[0]).toMatchObject({ id, started_at, restart_count: 0 });
+      expect(cli("remove")).toContain("removed: /etc/systemd/system/vmlet-backend.service");
+      expect(() => systemd.run("systemctl", ["cat", "vmlet-backend"])).toThrow("No files found");
+      expect(systemd.run("systemctl", ["show", "--property=ActiveState", "--value", sliceOf("m5")])).toBe("active\n");
+      // As the others have it.
+      await backend.start();
     });
 
     test("a machine that is deleted leaves no slice", async () => {

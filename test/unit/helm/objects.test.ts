@@ -27,7 +27,7 @@ const names = ci.map(([name]) => name);
 
 /** Privileged on purpose: it makes containers. */
 const privileged = (name: string, owner: Json) =>
-  name === "backend-oci" && owner.metadata.labels["app.kubernetes.io/component"] === "backend";
+  ["backend-oci", "backend-cri"].includes(name) && owner.metadata.labels["app.kubernetes.io/component"] === "backend";
 
 describe.each(names)("every pod of %s", (name) => {
   const pods = podsOf(objectsOf(name)).map((pod) => [named(pod.owner), pod] as const);
@@ -317,9 +317,26 @@ describe("the agent's configuration", () => {
     ]);
   });
 
-  test("of the backend is accepted by the backend", () => {
-    const text = find(objectsOf("backend"), "ConfigMap", "burst-vmlet-backend").data["backend.yaml"] as string;
-    expect(parseBackendConfig(text, "backend.yaml").engine.type).toBe("process");
+  const backendConfigOf = (objects: readonly Json[]) => {
+    const { data } = find([...objects], "ConfigMap", "burst-vmlet-backend");
+    return parseBackendConfig(data["backend.yaml"] as string, "backend.yaml");
+  };
+
+  test.each([
+    ["backend", "process"],
+    ["backend-oci", "oci"],
+    ["backend-cri", "cri"],
+  ])("of %s is accepted by the backend, with engine %s", (name, engine) => {
+    expect(backendConfigOf(objectsOf(name)).engine.type).toBe(engine);
+  });
+
+  test("of the backend has what the values say besides", async () => {
+    const config = { engine: { network: { cidr: "10.77.0.0/16" } }, systemReserved: { cpu: "500m" } };
+    const image = { repository: "r.example.com/backend" };
+    const backend = { enabled: true, existingSecret: "s", image, engine: "cri", config };
+    const { engine, systemReserved } = backendConfigOf(await renderValues(minimal({ backend })));
+    expect(engine).toMatchObject({ type: "cri", network: { cidr: "10.77.0.0/16" } });
+    expect(systemReserved).toMatchObject({ cpu: "500m" });
   });
 
   test("leads to the backend's Service with the backend's token", () => {
