@@ -14,6 +14,7 @@ import type { Machine, UnknownMachine } from "../provider/machine.ts";
 import type { Provider, ProviderInfo } from "../provider/provider.ts";
 import type { Observed } from "./decision.ts";
 import { doubledMs } from "../util/doubled.ts";
+import { Pulse } from "../util/pulse.ts";
 
 interface MachineCacheOptions {
   clock: Clock;
@@ -46,6 +47,10 @@ export class MachineCache {
    * says so.
    */
   readonly #absentAt = new Map<string, number>();
+  /** Machines of which something is waited for. */
+  readonly #awaited = new Map<string, Pulse>();
+  /** The backend's events are being read. */
+  isFollowed = false;
   #revision = 0;
   /** Monotonic time of the last complete list or live event; undefined before the first list. */
   #heardAt: number | undefined;
@@ -118,7 +123,7 @@ export class MachineCache {
     this.#absentAt.delete(id);
     if (isNews) this.#set(machine);
     this.#revision = Math.max(this.#revision, machine.revision);
-    if (isNews || wasUnknown) this.#onChange(id);
+    if (isNews || wasUnknown) this.#tell(id);
   }
 
   /**
@@ -135,7 +140,7 @@ export class MachineCache {
     this.#unknown.set(id, unknown);
     if (revision !== undefined) this.#revision = Math.max(this.#revision, revision);
     if (before?.reason === reason && before.state === state) return false;
-    this.#onChange(id);
+    this.#tell(id);
     return true;
   }
 
@@ -158,7 +163,7 @@ export class MachineCache {
   #remove(id: string): void {
     const wasUnknown = this.#unknown.delete(id);
     this.#strayAddresses.delete(id);
-    if (this.#machines.delete(id) || wasUnknown) this.#onChange(id);
+    if (this.#machines.delete(id) || wasUnknown) this.#tell(id);
   }
 
   /**
@@ -193,7 +198,7 @@ export class MachineCache {
       this.#revision = revision;
       for (const machine of items) {
         this.#set(machine);
-        this.#onChange(machine.id);
+        this.#tell(machine.id);
       }
     } else {
       for (const machine of items) this.#takeListed(machine, revision);
@@ -203,8 +208,8 @@ export class MachineCache {
       this.#revision = Math.max(this.#revision, revision);
     }
     const news = unknown.filter((each) => this.putUnknown({ ...each, revision }));
-    for (const { id } of settled) this.#onChange(id);
-    if (first) for (const id of this.#machines.keys()) this.#onChange(id);
+    for (const { id } of settled) this.#tell(id);
+    if (first) for (const id of this.#machines.keys()) this.#tell(id);
     return news;
   }
 
@@ -234,7 +239,24 @@ export class MachineCache {
     if (goesBack) this.#set(machine);
     this.put(machine);
     // One that only looks the same is seen at the next look at its pod, which is within the minute.
-    if (goesBack && known.version !== machine.version) this.#onChange(machine.id);
+    if (goesBack && known.version !== machine.version) this.#tell(machine.id);
+  }
+
+  #tell(id: string): void {
+    this.#onChange(id);
+    this.#awaited.get(id)?.fire();
+  }
+
+  /**
+   * Resolves when something becomes known of this machine, after `ms` milliseconds, or when the signal aborts; at once
+   * while no events come.
+   */
+  async news(id: string, ms: number, signal: AbortSignal): Promise<void> {
+    if (!this.isFollowed) return;
+    const pulse = new Pulse();
+    this.#awaited.set(id, pulse);
+    await pulse.waitAtMost(this.#clock, ms, signal);
+    if (this.#awaited.get(id) === pulse) this.#awaited.delete(id);
   }
 
   /** The watch is alive and has nothing new. */
@@ -363,7 +385,9 @@ export class MachineObserver implements BackendHealth {
     const stop = new AbortController();
     const cancel = this.#options.clock.after(ms, () => stop.abort());
     using watched = linkAbort(signal, stop.signal);
+    const { cache } = this.#options;
     try {
+      cache.isFollowed = true;
       const events = this.#options.provider.watchPods!(revision, {
         signal: watched.signal,
         labels: this.#options.labels,
@@ -373,14 +397,14 @@ export class MachineObserver implements BackendHealth {
         this.#answered();
         if (machine === undefined) {
           const unknown = { ...event.unknown, revision };
-          if (this.#options.cache.putUnknown(unknown)) this.#warnOf([unknown]);
-        } else if (Object.entries(this.#options.labels).every(([k, v]) => machine.labels[k] === v))
-          this.#options.cache.put(machine);
-        this.#options.cache.heard();
+          if (cache.putUnknown(unknown)) this.#warnOf([unknown]);
+        } else if (Object.entries(this.#options.labels).every(([k, v]) => machine.labels[k] === v)) cache.put(machine);
+        cache.heard();
       }
     } catch (thrown) {
       if (!watched.signal.aborted && !isProviderError(thrown, "gone")) throw thrown;
     } finally {
+      cache.isFollowed = false;
       cancel();
     }
   }

@@ -17,6 +17,9 @@ import { reported, type StepContext } from "./step-context.ts";
  */
 const BURIAL_RETRY_MS = { first: 200, max: 30_000 };
 
+/** So long an event of a tombstone is waited for; then the backend is asked. */
+const TOMBSTONE_TOLD_MS = 50;
+
 /** The removal of a pod's object that stays is repeated after this long, doubling: no reply is proof for ever. */
 const FINALIZE_AGAIN_MS = { first: 30_000, max: 600_000 };
 
@@ -54,8 +57,12 @@ export class MachineRemoval {
     signal: AbortSignal,
   ): Promise<boolean> {
     this.#context.guard?.();
+    const id = this.#context.machineId(uid);
+    const { machines } = this.#context;
+    const before = machines.observe(id);
+    const mayBeTold = before.kind === "found" && before.machine.state !== "deleted";
     try {
-      await this.#context.provider.deletePod(this.#context.machineId(uid), { force, ifAbsent, signal });
+      await this.#context.provider.deletePod(id, { force, ifAbsent, signal });
     } catch (thrown) {
       if (ifAbsent !== true || !isProviderError(thrown, "conflict")) throw thrown;
       const { kind } = await this.#context.look(uid, signal);
@@ -63,11 +70,19 @@ export class MachineRemoval {
       if (kind === "absent") throw thrown;
       return false;
     }
-    const seen = await this.#context.look(uid, signal);
+    // Its event comes at about the same time as the reply, and says what the backend would have to be asked for.
+    if (mayBeTold && !this.#showsTombstone(id)) await machines.news(id, TOMBSTONE_TOLD_MS, signal);
+    const isTold = mayBeTold && this.#showsTombstone(id);
+    const seen = isTold ? machines.observe(id) : await this.#context.look(uid, signal);
     if (seen.kind === "absent" || seen.machine?.state === "deleted")
       this.#context.records.update(uid, { burial: undefined, buried: true, stopDeadline: undefined });
     else this.#buryAgain(uid, seen.machine?.state ?? "in a state that cannot be told");
     return true;
+  }
+
+  #showsTombstone(id: string): boolean {
+    const observed = this.#context.machines.observe(id);
+    return observed.kind === "found" && observed.machine.state === "deleted";
   }
 
   #buryAgain(uid: string, state: string): void {

@@ -98,6 +98,36 @@ test("a pod's end costs two requests: its last status and its removal", async ()
   await agent.stop();
 });
 
+/** Of an agent of its own, for the end of many pods: calls of the backend. */
+async function callsOfEnd(world: World): Promise<Record<"asked" | "stop" | "delete", number>> {
+  let asked = 0;
+  const ask = world.backend.getPod.bind(world.backend);
+  world.backend.getPod = (...call) => (asked++, ask(...call));
+  const agent = await running(world);
+  for (let i = 0; i < PODS; i++) world.createPod(`p-${i}`);
+  await world.clock.advance(5_000);
+  [world.effects.length, asked] = [0, 0];
+  for (let i = 0; i < PODS; i++) world.deletePod(`p-${i}`);
+  await world.clock.advance(5_000);
+  expect(world.pods()).toEqual([]);
+  await agent.stop();
+  const calls = (name: string) => world.effects.filter((each) => each.startsWith(`${name} `)).length;
+  return { asked, stop: calls("stopPod"), delete: calls("deletePod") };
+}
+
+test("a pod's end costs the backend a stop and a deletion: that it is gone, an event tells", async () => {
+  expect(await callsOfEnd(new World())).toEqual({ asked: 0, stop: PODS, delete: PODS });
+});
+
+test("where no event tells of a tombstone, the backend is asked for it once", async () => {
+  const world = new World();
+  const watch = world.backend.watchPods.bind(world.backend);
+  world.backend.watchPods = async function* (...call) {
+    for await (const event of watch(...call)) if (event.machine?.state !== "deleted") yield event;
+  };
+  expect(await callsOfEnd(world)).toEqual({ asked: PODS, stop: PODS, delete: PODS });
+});
+
 test("a pod of one container costs no more than 1,480 bytes until it runs, and 1,560 for its end", async () => {
   const world = new World();
   const agent = await running(world);
