@@ -93,16 +93,25 @@ class Context {
     return request;
   }
 
-  /** Looks until `isSo`; undefined: until there certainly is no such VM. */
-  async until(name: string, what: string, isSo?: (vm: Vm) => boolean): Promise<Vm | undefined> {
-    const end = this.clock.monotonic() + this.#patienceMs;
-    for (;;) {
-      const vm = await this.vmOf(name);
-      if (vm === undefined ? isSo === undefined : isSo?.(vm) === true) return vm;
-      if (this.clock.monotonic() > end)
-        throw new Violation(`VM ${name} to be ${what}`, vm === undefined ? "there is none" : `it is ${vm.state}`);
-      await this.clock.sleep(POLL_MS, this.signal);
-    }
+  async untilRuns(name: string): Promise<Vm> {
+    let vm: Vm | undefined;
+    await this.eventually(`VM ${name} to run`, async () => {
+      vm = await this.vmOf(name);
+      return vm?.state === "running" ? undefined : vm === undefined ? "there is none" : `it is ${vm.state}`;
+    });
+    return vm!;
+  }
+
+  /** Deletes it, again where the cloud could not just then, until it is gone. */
+  gone(name: string): Promise<void> {
+    return this.eventually(`VM ${name} to be gone when it was deleted`, async () => {
+      let said = "it is still there";
+      await this.cloud.deleteVm(name, this.options).catch((thrown: unknown) => {
+        if (!isProviderError(thrown, "unavailable")) throw thrown;
+        said = thrown.message;
+      });
+      return (await this.vmOf(name)) === undefined ? undefined : said;
+    });
   }
 
   async vmOf(name: string): Promise<Vm | undefined> {
@@ -147,7 +156,6 @@ class Context {
 
   /** Nothing of the check stays. */
   async clean(): Promise<void> {
-    for (const name of this.#vms) await this.cloud.deleteVm(name, this.options).catch(() => undefined);
     for (const name of this.#entries)
       try {
         const { version } = await this.cloud.entries.get(name, this.options);
@@ -155,7 +163,7 @@ class Context {
       } catch {
         // It is gone, or its store does what the checks have told.
       }
-    for (const name of this.#vms) await this.until(name, "gone");
+    for (const name of this.#vms) await this.gone(name);
   }
 }
 
@@ -344,7 +352,7 @@ const VM_CHECKS: readonly Check[] = [
     why: "a machine is told to the guest that `dial` leads to",
     async run(context) {
       const { name } = await context.vm();
-      const vm = (await context.until(name, "running", ({ state }) => state === "running"))!;
+      const vm = await context.untilRuns(name);
       await context.untilAnswers(vm);
     },
   },
@@ -354,8 +362,7 @@ const VM_CHECKS: readonly Check[] = [
     async run(context) {
       const { cloud, options } = context;
       const { name, labels } = await context.vm();
-      await cloud.deleteVm(name, options);
-      await context.until(name, "gone");
+      await context.gone(name);
       await cloud.deleteVm(name, options);
       await context.eventually("the list to have it no more", async () => {
         const found = await cloud.listVms([BIRTH_LABEL, labels[BIRTH_LABEL]!], options);
@@ -369,12 +376,11 @@ const VM_CHECKS: readonly Check[] = [
     async run(context) {
       const { cloud, options } = context;
       const first = await context.vm();
-      const before = (await context.until(first.name, "running", ({ state }) => state === "running"))!;
+      const before = await context.untilRuns(first.name);
       await context.untilAnswers(before);
-      await cloud.deleteVm(first.name, options);
-      await context.until(first.name, "gone");
+      await context.gone(first.name);
       await cloud.createVm(context.request(first.name), options);
-      const now = (await context.until(first.name, "running", ({ state }) => state === "running"))!;
+      const now = await context.untilRuns(first.name);
       await context.untilAnswers(now);
       await refused("`dial` of the VM before", ["unavailable", "not_found", "conflict"], context.guestAnswers(before));
     },
