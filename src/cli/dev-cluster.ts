@@ -5,6 +5,7 @@ import type { Logger } from "../telemetry/logger.ts";
 import { systemClock } from "../util/clock.ts";
 import { systemRandom } from "../util/random.ts";
 import type { DevMachines } from "./dev-machines.ts";
+import { volumeDriverOf } from "./dev-volumes.ts";
 import { portFault } from "./ports.ts";
 
 const ADDRESS = "127.0.0.1";
@@ -17,18 +18,22 @@ const NETWORKS = 100;
 export async function startSmallCluster(options: {
   port: number | undefined;
   machines: DevMachines;
+  /** As its agent has it. */
+  clusterId: string;
   logger: Logger;
 }): Promise<DevCluster> {
-  const { machines, logger } = options;
+  const { machines, clusterId, logger } = options;
   const port = options.port ?? (await firstFree());
   // Not seen by machines that have a network of their own; from this machine they answer.
   const serviceProxy = machines.dial && { network: serviceNetwork(port), dial: machines.dial };
   // A place for it would cost a plain process more than its own start, and hardly any uses it.
   const automountServiceAccountToken = machines.engine === "process" ? false : undefined;
+  const volumeDriver = machines.volumes && (await volumeDriverOf(machines.volumes, clusterId));
   return await configuredBy("--port", () =>
     startDevCluster({
       ...{ clock: systemClock, logger, port, serviceProxy, automountServiceAccountToken },
       publishNames: machines.publishNames,
+      volumeDriver,
     }),
   );
 }

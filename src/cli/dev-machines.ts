@@ -26,6 +26,8 @@ export interface DevMachines {
   readonly provider: Record<string, unknown>;
   /** What that makes, where it is this process's: all nodes have it together. */
   readonly shared?: Provider | undefined;
+  /** Whose volumes claims get, where the cluster is this process's as well. */
+  readonly volumes?: Provider | undefined;
   /** Absent: somebody else's backend. */
   readonly engine?: EngineName | undefined;
   /** Absent: 1. */

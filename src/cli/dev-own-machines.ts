@@ -117,6 +117,7 @@ export async function ownMachines(
     return {
       ...machinesOf(backend.provider, {}),
       engine,
+      volumes: backend.provider,
       // On a laptop the examples would wait for room that they do not use.
       ...(isForgotten && ["oci", "cri"].includes(engine) && { capacity: ROOMY }),
       ...(engine === "process" ? { publishNames: writeHosts(hostsDir) } : { nameservers: await hostNameservers() }),

@@ -82,6 +82,7 @@ export function simulatedMachines(options: SimulationOptions): DevMachines {
     engine: "memory",
     provider: { type: "memory" },
     shared: provider,
+    volumes: provider,
     nodeCount: nodes,
     capacity: { cpu: "32", memory: "128Gi", pods: String(podsPerNode) },
     kind: "simulated",

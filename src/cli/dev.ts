@@ -23,6 +23,7 @@ import { FIRST_PORT, mustBeFree, startSmallCluster } from "./dev-cluster.ts";
 import { claimFolder } from "./dev-folder.ts";
 import { clusterIdOf, type DevMachines, type ForeignBackend, foreignMachines } from "./dev-machines.ts";
 import { simulatedMachines, simulationFlags, type SimulationOptions, withSimulationOptions } from "./dev-simulated.ts";
+import { removeVolumes } from "./dev-volumes.ts";
 import { printWelcome } from "./dev-welcome.ts";
 import { portNumber, signalToStop } from "./exit.ts";
 import { outliveFaults, PROGRAM_FOLDER } from "./faults.ts";
@@ -111,8 +112,8 @@ async function dev(options: DevOptions, logger: Logger, stop: AbortSignal): Prom
   let status: number;
   try {
     if (alone) {
-      await progress.of(LEFT_OVER, () => machines.remove());
-      cluster = await startSmallCluster({ port: options.demo ? 0 : options.port, machines, logger });
+      await progress.of(LEFT_OVER, () => removeAll(machines, clusterId));
+      cluster = await startSmallCluster({ port: options.demo ? 0 : options.port, machines, clusterId, logger });
     }
     const kubeconfig = options.kubeconfig ?? join(stateDir, "kubeconfig");
     if (cluster !== undefined) await writeFile(kubeconfig, cluster.kubeConfigYaml, { mode: 0o600 });
@@ -134,7 +135,7 @@ async function dev(options: DevOptions, logger: Logger, stop: AbortSignal): Prom
     if (!alone) console.log(`\n${whatStays(machines, options.nodeName)}`);
   } finally {
     try {
-      if (alone) await progress.of(ENDING, () => machines.remove());
+      if (alone) await progress.of(ENDING, () => removeAll(machines, clusterId));
     } catch (thrown) {
       isRemoved = false;
       console.error(
@@ -149,6 +150,12 @@ async function dev(options: DevOptions, logger: Logger, stop: AbortSignal): Prom
   }
   if (alone && !options.demo && isRemoved) console.log("\nThe cluster is gone, and all that was in it.");
   return isRemoved ? status : 1;
+}
+
+/** Machines first: they have the volumes. */
+async function removeAll(machines: DevMachines, clusterId: string): Promise<void> {
+  await machines.remove();
+  if (machines.volumes !== undefined) await removeVolumes(machines.volumes, clusterId);
 }
 
 function nodeName(text: string): string {

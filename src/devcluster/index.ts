@@ -22,6 +22,7 @@ import { ControllerManager } from "./controllers/index.ts";
 import type { PublishNames } from "./controllers/service-names.ts";
 import type { ServiceProxyOptions } from "./controllers/service-proxy.ts";
 import { createSystemObjects, NamespaceLifecycle } from "./controllers/namespaces.ts";
+import type { VolumeDriver } from "./controllers/volumes.ts";
 import type { Json } from "./objects/object.ts";
 import { ObjectApi } from "./kinds/object-api.ts";
 import { createKubeletProxy, type KubeletProxy, type KubeletTarget } from "./http/kubelet-proxy.ts";
@@ -29,6 +30,7 @@ import { ApiServer } from "./http/server.ts";
 import { Usage } from "./kubectl/usage.ts";
 import { Storage } from "./objects/storage.ts";
 
+export type { VolumeAccess, VolumeDriver } from "./controllers/volumes.ts";
 export type { PublishNames } from "./controllers/service-names.ts";
 export type { ServiceProxyOptions } from "./controllers/service-proxy.ts";
 export type { StoredObject } from "./objects/object.ts";
@@ -60,6 +62,8 @@ export interface DevClusterOptions {
   automountServiceAccountToken?: boolean | undefined;
   /** Serve the addresses of Services. Default: nothing answers there. */
   serviceProxy?: ServiceProxyOptions | undefined;
+  /** Makes volumes for claims, by its own class, which is the default. Absent: claims stay Pending. */
+  volumeDriver?: VolumeDriver | undefined;
   /** Told of the names of Services for each namespace, and of each change of them. */
   publishNames?: PublishNames | undefined;
   /** How many changes watches can resume across; older ones get 410. Default 20,000. */
@@ -128,7 +132,7 @@ export async function startDevCluster(options: DevClusterOptions): Promise<DevCl
     automountServiceAccountToken: options.automountServiceAccountToken,
   });
   namespaces.start();
-  createSystemObjects(objects, { port, caBundle: certificate?.cert ?? "" });
+  createSystemObjects(objects, { port, caBundle: certificate?.cert ?? "", volumeDriver: options.volumeDriver });
   const binder = new Binder({ objects, clock, logger });
   if (options.binder !== false) binder.start();
   const controllers = new ControllerManager({
@@ -138,6 +142,7 @@ export async function startDevCluster(options: DevClusterOptions): Promise<DevCl
     logger,
     serviceProxy: options.serviceProxy && { ...options.serviceProxy, random },
     publishNames: options.publishNames,
+    volumeDriver: options.volumeDriver,
   });
   if (options.controllers !== false) controllers.start();
 

@@ -52,7 +52,7 @@ export class Actor {
     return found?.metadata.uid === uid ? found : undefined;
   }
 
-  create(kind: Kind, namespace: string, body: Json): StoredObject {
+  create(kind: Kind, namespace: string | undefined, body: Json): StoredObject {
     return this.objects.create(kind, namespace, body, this.#context);
   }
 

@@ -1,7 +1,7 @@
 /**
  * Binds pending pods to nodes, as far as one virtual node needs a scheduler: node selector and required affinity,
- * taints, `unschedulable`, free resources. It does not score, spread, preempt or look at volumes. Level-triggered:
- * every change of a pod or a node makes it look at all unbound pods again.
+ * taints, `unschedulable`, free resources. It does not score, spread or preempt, and of volumes it looks only whether
+ * claims are bound. Level-triggered: every change of a pod, a node or a claim makes it look at all unbound pods again.
  */
 import { isTerminal } from "../../kube/pod.ts";
 import { findUntoleratedTaint, isSubset, matchesNodeSelectorTerms } from "../../resources/labels.ts";
@@ -10,6 +10,7 @@ import { Quantity } from "../../resources/quantity.ts";
 import type { Logger } from "../../telemetry/logger.ts";
 import { rfc3339Micro, type Clock } from "../../util/clock.ts";
 import { objectKey } from "../kinds/kind.ts";
+import { claimNamesOf } from "../kinds/storage.ts";
 import { findKind } from "../kinds/kinds.ts";
 import type { Json, StoredObject } from "../objects/object.ts";
 import { withPodCondition } from "../kinds/pod-rules.ts";
@@ -39,7 +40,7 @@ export class Binder {
 
   start(): void {
     const { storage } = this.#objects;
-    for (const resource of ["/pods", "/nodes"])
+    for (const resource of ["/pods", "/nodes", "/persistentvolumeclaims"])
       this.#stops.push(storage.watch(resource, storage.revision, () => this.#runSoon()));
     this.#runSoon();
   }
@@ -93,6 +94,11 @@ export class Binder {
     // The emptiest node, so that several virtual nodes share the load.
     const chosen = fitting.toSorted((a, b) => a.count - b.count)[0];
     const { namespace, name } = pod.metadata;
+    const unbound = this.#unboundClaim(pod);
+    if (unbound !== undefined) {
+      this.#refuse(pod, `0/${nodes.length} nodes are available: ${unbound}.`);
+      return;
+    }
     if (!chosen) {
       this.#refuse(pod, unavailable(nodes.length, refusals));
       return;
@@ -114,6 +120,19 @@ export class Binder {
       "Binding",
       `Successfully assigned ${namespace}/${name} to ${chosen.node.metadata.name}`,
     );
+  }
+
+  /** The scheduler's words for claims that have no volume yet. */
+  #unboundClaim(pod: StoredObject): string | undefined {
+    const claims = claimNamesOf(pod).map((name) => ({
+      name,
+      claim: this.#objects.storage.get("/persistentvolumeclaims", objectKey(pod.metadata.namespace, name)),
+    }));
+    const missing = claims.find(({ claim }) => claim === undefined);
+    if (missing) return `persistentvolumeclaim "${missing.name}" not found`;
+    return claims.some(({ claim }) => claim?.status?.phase !== "Bound")
+      ? "pod has unbound immediate PersistentVolumeClaims"
+      : undefined;
   }
 
   /** Says why a pod waits, once per reason: writing it again would wake the binder for nothing. */

@@ -144,7 +144,7 @@ export class CronJobs extends KeyedController {
     let job = this.actor.get(jobKind, namespace, name);
     if (!job) {
       try {
-        job = this.actor.create(jobKind, namespace!, {
+        job = this.actor.create(jobKind, namespace, {
           metadata: {
             name,
             ...(jobTemplate.metadata?.labels && { labels: jobTemplate.metadata.labels }),

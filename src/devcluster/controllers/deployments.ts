@@ -205,7 +205,7 @@ class Rollout {
       ...this.#sizes(),
     };
     try {
-      this.#new = actor.create(replicaSets, metadata.namespace!, body);
+      this.#new = actor.create(replicaSets, metadata.namespace, body);
     } catch (thrown) {
       if (thrown instanceof ApiStatusError && thrown.body.reason === "AlreadyExists") {
         // Another template has this hash: the next look takes another one.

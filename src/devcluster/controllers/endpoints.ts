@@ -78,7 +78,7 @@ export class ServiceEndpoints extends KeyedController {
       if (slice) {
         this.actor.update({ ...withMeta(slice, { labels }), ...content });
       } else {
-        this.actor.create(slices, service.metadata.namespace!, {
+        this.actor.create(slices, service.metadata.namespace, {
           metadata: {
             generateName: `${service.metadata.name}-`,
             labels,
@@ -108,7 +108,7 @@ export class ServiceEndpoints extends KeyedController {
         ...(subsets.length > 0 && { subsets }),
       });
     } else {
-      this.#endpoints.create(endpointsKind, namespace!, { metadata: { name, labels }, subsets });
+      this.#endpoints.create(endpointsKind, namespace, { metadata: { name, labels }, subsets });
     }
   }
 }

@@ -17,6 +17,7 @@ import { type PublishNames, ServiceNames } from "./service-names.ts";
 import { ServiceProxy, type ServiceProxyOptions } from "./service-proxy.ts";
 import { StatefulSets } from "./stateful-sets.ts";
 import { TaintEviction } from "./taint-eviction.ts";
+import { PersistentVolumes, type VolumeDriver } from "./volumes.ts";
 
 export class ControllerManager {
   readonly #index: ObjectIndex;
@@ -26,12 +27,14 @@ export class ControllerManager {
    * @param options.usage what pods use, for those who scale by it
    * @param options.serviceProxy absent: nothing answers on the addresses of Services
    * @param options.publishNames told of their names, and of each change of them
+   * @param options.volumeDriver absent: nobody makes volumes for claims
    */
   constructor(
     options: Omit<ControllerOptions, "index"> & {
       usage: ReadUsage;
       serviceProxy?: (ServiceProxyOptions & { random: Random }) | undefined;
       publishNames?: PublishNames | undefined;
+      volumeDriver?: VolumeDriver | undefined;
     },
   ) {
     this.#index = new ObjectIndex(options.objects.storage);
@@ -50,6 +53,7 @@ export class ControllerManager {
       new NodeLifecycle(all),
       new TaintEviction(all),
       new PodGarbageCollector(all),
+      new PersistentVolumes({ ...all, driver: options.volumeDriver }),
       ...(options.serviceProxy ? [new ServiceProxy({ ...all, ...options.serviceProxy })] : []),
       ...(options.publishNames ? [new ServiceNames({ ...all, publish: options.publishNames })] : []),
     ];

@@ -5,6 +5,7 @@
  */
 import { apiVersionOf, objectKey, storageName, type Kind } from "../kinds/kind.ts";
 import { kinds } from "../kinds/kinds.ts";
+import { storageKinds } from "../kinds/storage.ts";
 import type { ObjectApi, WriteContext } from "../kinds/object-api.ts";
 import type { Change } from "../objects/storage.ts";
 
@@ -101,7 +102,11 @@ export class NamespaceLifecycle {
 }
 
 /** Objects outside namespaces, and in `default`, that every cluster has. */
-export function createSystemObjects(objects: ObjectApi, options: { port: number; caBundle: string }): void {
+export function createSystemObjects(
+  objects: ObjectApi,
+  options: { port: number; caBundle: string; volumeDriver?: { name: string } | undefined },
+): void {
+  if (options.volumeDriver !== undefined) createStorageClass(objects, options.volumeDriver.name);
   // Where kubelets and extension API servers read by which CA clients of the cluster are known.
   objects.create(
     kindNamed("configmaps"),
@@ -134,6 +139,23 @@ export function createSystemObjects(objects: ObjectApi, options: { port: number;
     {
       metadata: { name: "kubernetes" },
       subsets: [{ addresses: [{ ip: "127.0.0.1" }], ports: [{ name: "https", port: options.port }] }],
+    },
+    context,
+  );
+}
+
+/** The class of a driver's volumes, which claims get that name none, and the driver itself. @internal */
+export function createStorageClass(objects: ObjectApi, driver: string): void {
+  const { csiDrivers, storageClasses } = storageKinds;
+  const name = "vmlet";
+  objects.create(csiDrivers, undefined, { metadata: { name: driver }, spec: { fsGroupPolicy: "File" } }, context);
+  objects.create(
+    storageClasses,
+    undefined,
+    {
+      metadata: { name, annotations: { "storageclass.kubernetes.io/is-default-class": "true" } },
+      provisioner: driver,
+      allowVolumeExpansion: true,
     },
     context,
   );

@@ -64,7 +64,7 @@ export function podOf(template: Json, owner: StoredObject): Json {
 /** Creates a pod and tells of it. @throws ApiStatusError when the API refuses; the owner has an event then */
 export function createPod(actor: Actor, owner: StoredObject, pod: Json): StoredObject {
   try {
-    const created = actor.create(podKind, owner.metadata.namespace!, pod);
+    const created = actor.create(podKind, owner.metadata.namespace, pod);
     actor.event(owner, "Normal", "SuccessfulCreate", `Created pod: ${created.metadata.name}`);
     return created;
   } catch (thrown) {

@@ -47,7 +47,7 @@ function create(actor: Actor, set: StoredObject, data: Json, revision: number): 
   const { metadata, spec, status } = set;
   const hash = hashOf(data, status?.collisionCount);
   try {
-    return actor.create(controllerRevisions, metadata.namespace!, {
+    return actor.create(controllerRevisions, metadata.namespace, {
       metadata: {
         name: `${metadata.name.slice(0, 223)}-${hash}`,
         labels: { ...spec.template.metadata?.labels, [REVISION_HASH]: hash },

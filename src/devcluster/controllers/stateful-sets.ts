@@ -222,7 +222,7 @@ class Round {
     const others = ((podSpec.volumes ?? []) as Json[]).filter((volume) => !names.has(volume.name));
     try {
       for (const each of templates) this.#createClaim(each, `${each.metadata.name}-${name}`);
-      this.#actor.create(podKind, metadata.namespace!, {
+      this.#actor.create(podKind, metadata.namespace, {
         metadata: {
           name,
           labels: {
@@ -253,7 +253,7 @@ class Round {
     const { namespace } = this.#set.metadata;
     if (this.#actor.get(claims, namespace, name)) return;
     const { labels, annotations } = template.metadata;
-    this.#actor.create(claims, namespace!, {
+    this.#actor.create(claims, namespace, {
       metadata: {
         name,
         labels: { ...labels, ...this.#set.spec.selector.matchLabels },

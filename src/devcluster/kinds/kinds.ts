@@ -22,6 +22,7 @@ import { jobKinds } from "./jobs.ts";
 import { horizontalPodAutoscalers } from "./autoscalers.ts";
 import { policyKinds } from "./policies.ts";
 import { endpoints, services } from "./services.ts";
+import { CLAIM_PROTECTION, defaultClass, storageKinds } from "./storage.ts";
 import { workloadKinds } from "./workloads.ts";
 import { allVerbs, apiVersionOf, bumpGeneration, defineKind, keepStatus, statusOnly, text, type Kind } from "./kind.ts";
 
@@ -461,6 +462,13 @@ const persistentVolumeClaims = defineKind({
     claim.status ??= {};
     claim.status.phase ||= "Pending";
   },
+  admit(claim, { list }) {
+    // As the real one's admission does: what uses it comes first.
+    claim.metadata.finalizers = [...(claim.metadata.finalizers ?? []), CLAIM_PROTECTION];
+    const name = claim.spec.storageClassName === undefined && defaultClass(list("storage.k8s.io/storageclasses"));
+    if (name) claim.spec.storageClassName = name;
+    return undefined;
+  },
   prepareCreate(claim) {
     claim.status = { phase: "Pending" };
   },
@@ -482,6 +490,7 @@ export const kinds: readonly Kind[] = [
   namespaces,
   nodes,
   persistentVolumeClaims,
+  storageKinds.persistentVolumes,
   pods,
   secrets,
   serviceAccounts,
@@ -495,7 +504,10 @@ export const kinds: readonly Kind[] = [
   runtimeClasses,
   ...policyKinds.filter(({ group }) => group === "policy"),
   priorityClasses,
+  storageKinds.csiDrivers,
   csiNodes,
+  storageKinds.storageClasses,
+  storageKinds.volumeAttachments,
 ];
 
 const byName = new Map(kinds.map((kind) => [`${kind.group}/${kind.version}/${kind.resource}`, kind]));

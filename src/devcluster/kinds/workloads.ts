@@ -128,6 +128,17 @@ const replicaSets = defineKind({
   subresources: { status: statusOnly },
 });
 
+/** Its pods have the volumes of its claims besides their own. */
+function withClaims(spec: Json): Json {
+  const { template, volumeClaimTemplates = [] } = spec;
+  const volumes = (template.spec.volumes ?? []) as Json[];
+  const claims = (volumeClaimTemplates as Json[])
+    .map(({ metadata }) => ({ name: metadata?.name, persistentVolumeClaim: { claimName: metadata?.name } }))
+    .filter(({ name }) => !volumes.some((each) => each.name === name));
+  if (claims.length === 0) return spec;
+  return { ...spec, template: { ...template, spec: { ...template.spec, volumes: [...volumes, ...claims] } } };
+}
+
 function validateStatefulSet({ spec }: StoredObject): FieldCause[] {
   const causes: FieldCause[] = [];
   if (!["OrderedReady", "Parallel"].includes(spec.podManagementPolicy))
@@ -149,7 +160,7 @@ function validateStatefulSet({ spec }: StoredObject): FieldCause[] {
   causes.push(...nonNegative("spec.replicas", spec.replicas));
   causes.push(...nonNegative("spec.minReadySeconds", spec.minReadySeconds));
   causes.push(...nonNegative("spec.ordinals.start", spec.ordinals?.start));
-  return [...causes, ...validateSelectorAndTemplate(spec, "statefulset")];
+  return [...causes, ...validateSelectorAndTemplate(withClaims(spec), "statefulset")];
 }
 
 /** What of a StatefulSet may change. */

@@ -238,26 +238,40 @@ const printers: Readonly<Record<string, Printer>> = {
       },
     ],
   ]),
+  PersistentVolume: simple([
+    ["Capacity", (v) => v.spec?.capacity?.storage ?? ""],
+    ["Access Modes", (v) => accessModes(v.spec?.accessModes)],
+    ["Reclaim Policy", (v) => v.spec?.persistentVolumeReclaimPolicy ?? ""],
+    ["Status", (v) => (v.metadata.deletionTimestamp ? "Terminating" : (v.status?.phase ?? ""))],
+    ["Claim", (v) => (v.spec?.claimRef ? `${v.spec.claimRef.namespace}/${v.spec.claimRef.name}` : "")],
+    ["StorageClass", (v) => v.spec?.storageClassName ?? ""],
+    ["VolumeAttributesClass", (v) => v.spec?.volumeAttributesClassName ?? "<unset>"],
+    ["Reason", (v) => v.status?.reason ?? ""],
+    ["Age", age],
+    ["VolumeMode", (v) => v.spec?.volumeMode ?? "<unset>", { wide: true }],
+  ]),
   PersistentVolumeClaim: simple([
     ["Status", (c) => (c.metadata.deletionTimestamp ? "Terminating" : (c.status?.phase ?? ""))],
     ["Volume", (c) => c.spec?.volumeName ?? ""],
     ["Capacity", (c) => c.status?.capacity?.storage ?? ""],
-    [
-      "Access Modes",
-      (c) =>
-        (c.status?.accessModes ?? [])
-          .map(
-            (mode: string) =>
-              ({ ReadWriteOnce: "RWO", ReadOnlyMany: "ROX", ReadWriteMany: "RWX", ReadWriteOncePod: "RWOP" })[mode],
-          )
-          .join(","),
-    ],
+    ["Access Modes", (c) => accessModes(c.status?.accessModes)],
     ["StorageClass", (c) => c.spec?.storageClassName ?? ""],
     ["VolumeAttributesClass", (c) => c.spec?.volumeAttributesClassName ?? "<unset>"],
     ["Age", age],
     ["VolumeMode", (c) => c.spec?.volumeMode ?? "<unset>", { wide: true }],
   ]),
 };
+
+const SHORT_MODES: Readonly<Record<string, string>> = {
+  ReadWriteOnce: "RWO",
+  ReadOnlyMany: "ROX",
+  ReadWriteMany: "RWX",
+  ReadWriteOncePod: "RWOP",
+};
+
+function accessModes(modes: readonly string[] = []): string {
+  return modes.map((mode) => SHORT_MODES[mode]).join(",");
+}
 
 export type IncludeObject = "None" | "Metadata" | "Object";
 

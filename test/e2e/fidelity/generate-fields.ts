@@ -132,10 +132,10 @@ function describe(name: string, prefix: string): string[] {
 }
 
 const classes = models as unknown as Record<string, { getAttributeTypeMap?: () => { type: string }[] } | undefined>;
-const goName = (model: string) => model.replace(/^(CoreV1|AuthenticationV1|V[12])/, "");
+const goName = (model: string) => model.replace(/^(CoreV1|AuthenticationV1|StorageV1|V[12])/, "");
 
 const roots =
-  "V1Pod V1Node V1Namespace V1ConfigMap V1Secret V1Service V1Endpoints V1ServiceAccount CoreV1Event V1PersistentVolumeClaim V1Lease V1CSINode " +
+  "V1Pod V1Node V1Namespace V1ConfigMap V1Secret V1Service V1Endpoints V1ServiceAccount CoreV1Event V1PersistentVolumeClaim V1PersistentVolume V1Lease V1CSINode V1StorageClass V1VolumeAttachment V1CSIDriver " +
   "V1RuntimeClass V1PriorityClass V1CertificateSigningRequest V1TokenReview AuthenticationV1TokenRequest V1SelfSubjectReview V1SubjectAccessReview " +
   "V1SelfSubjectAccessReview V1LocalSubjectAccessReview V1SelfSubjectRulesReview V1Eviction V1Binding V1DeleteOptions " +
   "V1Deployment V1ReplicaSet V1StatefulSet V1DaemonSet V1ControllerRevision V1Job V1CronJob V2HorizontalPodAutoscaler V1Scale V1EndpointSlice " +
