@@ -16,6 +16,7 @@ import {
   withFileVersion,
 } from "../../src/provider/kit/index.ts";
 import { type ContainerContext, type ContainerHolder, MemoryContainer } from "./container.ts";
+import type { Devices } from "./devices.ts";
 import { MachineFiles, type Texts } from "./files.ts";
 
 /** How long a machine stays in each state before it runs, in milliseconds. 0 skips the state. */
@@ -30,6 +31,8 @@ interface MachineContext extends ContainerContext {
   stages: Stages;
   /** What is on a volume that outlives the machine, by its id. */
   textsOf: (volume: string) => Texts;
+  /** What its containers have, by name. */
+  devices: Devices;
   /** Called with every new snapshot; the receiver adds its revision. */
   commit: (machine: MemoryMachine, snapshot: Omit<Machine, "revision">) => void;
 }
@@ -52,6 +55,7 @@ export class MemoryMachine implements ContainerHolder {
   #deletedAt: string | undefined;
   #sandboxReady = false;
   #isDeleting = false;
+  #refusal: string | undefined;
   #discarded = false;
   #notices: MachineNotice[] = [];
   #noticeSeq = 0;
@@ -108,6 +112,15 @@ export class MemoryMachine implements ContainerHolder {
   /** Goes through the stages and starts; with all stages 0 it runs when this returns. */
   start(): void {
     this.change(() => this.#enterStage(0));
+  }
+
+  /** It never runs: it cannot have what it asks for. */
+  refuse(message: string): void {
+    this.change(() => {
+      this.#state = "failed";
+      this.#refusal = message;
+      this.#stoppedAt = this.#now();
+    });
   }
 
   /** A shorter grace than that of a stop under way shortens it. */
@@ -322,7 +335,11 @@ export class MemoryMachine implements ContainerHolder {
       ...(this.#deletedAt === undefined ? {} : { deleted_at: this.#deletedAt }),
       addresses: address === undefined || !this.#sandboxReady ? [] : [{ ip: address }],
       host: "memory",
-      containers: this.#containers.map((container) => container.render()),
+      ...(this.#refusal === undefined ? {} : { reason: "UnexpectedAdmissionError", message: this.#refusal }),
+      containers: this.#containers.map((container) => {
+        const devices = this.isOver ? [] : (this.context.devices.get(container.name) ?? []);
+        return { ...container.render(), ...(devices.length > 0 && { devices: [...devices] }) };
+      }),
       file_versions: this.#fileVersions,
       ...(this.#registryAuthVersion === undefined ? {} : { registry_auth_version: this.#registryAuthVersion }),
       notices: this.#notices,

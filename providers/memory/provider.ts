@@ -46,6 +46,7 @@ import {
   type VolumeProvider,
 } from "../../src/provider/kit/index.ts";
 import type { Behaviour, ImagePolicy, MemoryContainer } from "./container.ts";
+import { chooseDevices, type Devices } from "./devices.ts";
 import { addressOf, DEFAULT_CAPACITY, defaultBehaviour, defaultImages, sampleOf } from "./defaults.ts";
 import { underFault, type Fault, type FaultPlan, type Operation } from "./faults.ts";
 import type { ForcedEnd, Instance } from "./instance.ts";
@@ -330,6 +331,7 @@ export class MemoryProvider implements Provider {
       });
     }
     const { stages } = this.#options;
+    const devices = this.#chooseDevices(spec);
     const machine = new MemoryMachine(id, structuredClone(spec), fingerprint, {
       clock: this.#clock,
       stages: {
@@ -341,9 +343,19 @@ export class MemoryProvider implements Provider {
       address: this.#capabilities.includes("pod_ip") ? addressOf(++this.#addresses) : undefined,
       textsOf: (volume) => this.#volumes.textsOf(volume),
       commit: (changed, snapshot) => this.#commit(changed, snapshot),
+      devices: devices ?? new Map(),
     });
-    machine.start();
+    if (devices === undefined) machine.refuse("Allocate failed due to too few devices");
+    else machine.start();
     return this.#find(id);
+  }
+
+  /** Undefined when there are too few. */
+  #chooseDevices(spec: MachineSpec): Devices | undefined {
+    if (!this.#capabilities.includes("devices")) return new Map();
+    const others = [...this.#machines.values()].filter(({ machine }) => !machine.isOver);
+    const given = others.map(({ machine }) => machine.context.devices);
+    return chooseDevices(spec, this.#options.capacity ?? DEFAULT_CAPACITY, given);
   }
 
   #commit(machine: MemoryMachine, partial: Omit<Machine, "revision">): void {

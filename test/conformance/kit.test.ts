@@ -26,7 +26,13 @@ import { MUTANTS } from "./mutants.ts";
 const TOKEN = "conformance-token";
 const ECHO = { command: ["sleep", "3600"], port: 7777 };
 /** Also what the provider can do of restart rules, though not all of them. */
-const CAPABILITIES: readonly Capability[] = [...MEMORY_CAPABILITIES, "restart_rules"];
+const CAPABILITIES: readonly Capability[] = [...MEMORY_CAPABILITIES, "restart_rules", "devices"];
+const CAPACITY = {
+  allocatable: {
+    ...{ cpu_millis: 1_000_000, memory_bytes: 4 * 2 ** 40, ephemeral_bytes: 16 * 2 ** 40, pods: 10_000 },
+    extended: [{ name: "vendor.example/gpu", count: 4 }],
+  },
+};
 const WITHOUT_STATS = CAPABILITIES.filter((capability) => capability !== "stats");
 
 let folder: string;
@@ -49,7 +55,7 @@ interface Subject {
 
 /** A sound backend, and its front over HTTP. */
 async function withSubject<T>(capabilities: readonly Capability[], work: (subject: Subject) => Promise<T>): Promise<T> {
-  const memory = new MemoryProvider({ capabilities });
+  const memory = new MemoryProvider({ capabilities, capacity: CAPACITY });
   const server = new MachineApiServer({
     provider: memory,
     logger: silentLogger,

@@ -75,7 +75,27 @@ const stoppingCase = (name: string): Mutant => ({
 
 const onLabel = (text: string) => (path: string) => decodeURIComponent(path).includes(text);
 
+/** As if the first device of a resource were everybody's. */
+const withOneDevice = (machine: Machine): Machine => ({
+  ...machine,
+  containers: machine.containers.map((container) => ({
+    ...container,
+    ...(container.devices && { devices: container.devices.map((device) => ({ ...device, id: "0" })) }),
+  })),
+});
+
 export const MORE_MUTANTS: Record<string, Mutant> = {
+  "devices/each-has-one-machine": showing(withOneDevice),
+  "devices/too-many-are-not-run-without": creatingContainers(
+    ({ resources: { limits, ...resources } = {}, ...spec }) => {
+      const { extended = [], ...others } = limits ?? {};
+      const some = extended.filter(({ count }) => count < 5);
+      return {
+        ...spec,
+        resources: { ...resources, limits: { ...others, ...(some.length > 0 && { extended: some }) } },
+      };
+    },
+  ),
   "create/labels-are-part-of-it": {
     provider: (sound) => ({
       createPod: (id, spec, options) =>

@@ -12,6 +12,6 @@ export interface Check {
   /** Looks at what survives a restart of the backend. All such checks share one. */
   needsRestart?: true;
   /** Checks something else than what the capabilities say: the reason not to run it here, or undefined. */
-  skip?: (context: CheckContext) => string | undefined;
+  skip?: (context: CheckContext) => string | undefined | Promise<string | undefined>;
   run(context: CheckContext): Promise<void>;
 }

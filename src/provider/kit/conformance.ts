@@ -13,6 +13,7 @@ import type { Provider, ProviderInfo } from "../provider.ts";
 import type { Check } from "./check.ts";
 import { BACKEND_RESTART_CHECKS } from "./checks/backend-restarts.ts";
 import { CONTAINER_CHECKS } from "./checks/containers.ts";
+import { DEVICE_CHECKS } from "./checks/devices.ts";
 import { EVENT_CHECKS } from "./checks/events.ts";
 import { HTTP_CHECKS } from "./checks/http.ts";
 import { LIFECYCLE_CHECKS } from "./checks/lifecycle.ts";
@@ -35,6 +36,7 @@ export const CHECKS: readonly Check[] = [
   ...LIST_CHECKS,
   ...PROCESS_CHECKS,
   ...CONTAINER_CHECKS,
+  ...DEVICE_CHECKS,
   ...RESTART_CHECKS,
   ...VOLUME_CHECKS,
   ...PERSISTENT_VOLUME_CHECKS,
@@ -81,7 +83,6 @@ export const UNCHECKED: readonly Capability[] = [
   "user_namespace",
   "sysctls",
   "cdi_devices",
-  "devices",
   "share_process_namespace",
   "ephemeral_storage_limits",
   "tty",
@@ -302,7 +303,7 @@ async function outcomeOf(check: Check, context: CheckContext): Promise<Outcome> 
   if (check.needsHttp === true && context.http === undefined) return { outcome: "skipped", message: "needs a URL" };
   if (check.needsRestart === true && !context.canRestart)
     return { outcome: "skipped", message: "needs a way to restart the backend (--restart-command)" };
-  const reason = check.skip?.(context);
+  const reason = await check.skip?.(context);
   if (reason !== undefined) return { outcome: "skipped", message: reason };
   try {
     await check.run(context);
