@@ -61,6 +61,7 @@ export const MEMORY_CAPABILITIES: readonly Capability[] = [
   ...CONTAINER_CAPABILITIES,
   "share_process_namespace",
   "volumes.persistent",
+  "volumes.clone",
 ];
 
 export interface MemoryProviderOptions {

@@ -39,8 +39,8 @@ export class MemoryVolumes {
       fsTypes: ["ext4"],
       attachments: (id) => attachmentsOf(id, machines()),
       contents: {
-        make: ({ volume: { id, size_bytes } }) => {
-          this.#texts.set(id, new Map());
+        make: ({ volume: { id, size_bytes } }, source) => {
+          this.#texts.set(id, new Map(source && this.#texts.get(source.volume.id)));
           promised += size_bytes;
           return Promise.resolve({ size_bytes, fs_type: "ext4" });
         },

@@ -11,7 +11,6 @@
  */
 import { Code, ConnectError, type HandlerContext } from "@connectrpc/connect";
 import { isNodeOf, ZONE_KEY } from "../provider/csi-names.ts";
-import { isProviderError } from "../provider/errors.ts";
 import { clusterPrefix, LABEL_CLUSTER } from "../provider/owner.ts";
 import type { Provider } from "../provider/provider.ts";
 import type { PersistentVolume, VolumeProvider } from "../provider/volume.ts";
@@ -19,15 +18,20 @@ import {
   type ControllerExpandVolumeRequest,
   type ControllerPublishVolumeRequest,
   type ControllerUnpublishVolumeRequest,
+  type CreateSnapshotRequest,
   type CreateVolumeRequest,
+  type DeleteSnapshotRequest,
   type DeleteVolumeRequest,
   type GetCapacityRequest,
+  type ListSnapshotsRequest,
   type ListVolumesRequest,
   type ValidateVolumeCapabilitiesRequest,
   ControllerServiceCapability_RPC_Type as Rpc,
 } from "./api.gen.js";
-import { invalid } from "./errors.ts";
-import { bytesOf, isVolumeId, sharingOf, specOf, unmetCapability, volumeIdOf } from "./requests.ts";
+import { invalid, orAbsent } from "./errors.ts";
+import { pageOf } from "./pages.ts";
+import { bytesOf, isVolumeId, LABEL_SNAPSHOT, sharingOf, specOf, unmetCapability, volumeIdOf } from "./requests.ts";
+import { Snapshots } from "./snapshots.ts";
 
 const RPCS: readonly Rpc[] = [
   Rpc.CREATE_DELETE_VOLUME,
@@ -39,8 +43,8 @@ const RPCS: readonly Rpc[] = [
   Rpc.PUBLISH_READONLY,
   Rpc.SINGLE_NODE_MULTI_WRITER,
 ];
-/** How a starting token of ours begins: the id of the last volume follows. */
-const AFTER = "after:";
+/** Of a backend that can copy a volume (capability `volumes.clone`). */
+const COPYING_RPCS: readonly Rpc[] = [Rpc.CLONE_VOLUME, Rpc.CREATE_DELETE_SNAPSHOT, Rpc.LIST_SNAPSHOTS];
 
 export interface ControllerOptions {
   provider: Provider;
@@ -55,6 +59,7 @@ export class ControllerService {
   readonly #volumes: VolumeProvider;
   readonly #clusterId: string;
   readonly #cluster: string;
+  readonly #snapshots: Snapshots;
 
   /** @throws Error for a backend that has no volumes */
   constructor({ provider, clusterId }: ControllerOptions) {
@@ -62,16 +67,26 @@ export class ControllerService {
     this.#volumes = volumesOf(provider);
     this.#clusterId = clusterId;
     this.#cluster = clusterPrefix(clusterId);
+    this.#snapshots = new Snapshots({
+      volumes: this.#volumes,
+      clusterId,
+      cluster: this.#cluster,
+      findVolume: (id, signal) => this.#find(id, signal),
+    });
   }
 
-  controllerGetCapabilities() {
-    return { capabilities: RPCS.map((type) => ({ type: { case: "rpc" as const, value: { type } } })) };
+  async controllerGetCapabilities(_request: object, { signal }: Call) {
+    const { capabilities } = await this.#provider.getInfo({ signal });
+    const rpcs = capabilities.includes("volumes.clone") ? [...RPCS, ...COPYING_RPCS] : RPCS;
+    return { capabilities: rpcs.map((type) => ({ type: { case: "rpc" as const, value: { type } } })) };
   }
 
   async createVolume(request: CreateVolumeRequest, { signal }: Call) {
     const info = await this.#provider.getInfo({ signal });
-    const spec = specOf(this.#clusterId, info, request);
-    const volume = await this.#volumes.create(volumeIdOf(this.#clusterId, request.name), spec, { signal });
+    const id = volumeIdOf(this.#clusterId, request.name);
+    const source = await this.#sourceOf(request, id, signal);
+    const spec = specOf(this.#clusterId, info, request, source);
+    const volume = await this.#volumes.create(id, spec, { signal });
     if (volume.state !== "available")
       throw new ConnectError(`volume ${volume.id} is ${volume.state} yet`, Code.Unavailable);
     const limit = Number(request.capacityRange?.limitBytes ?? 0);
@@ -80,7 +95,38 @@ export class ControllerService {
         `volume ${volume.id} has ${volume.size_bytes} bytes, more than ${limit}`,
         Code.AlreadyExists,
       );
-    return { volume: told(volume) };
+    return { volume: { ...told(volume), contentSource: request.volumeContentSource } };
+  }
+
+  /** What it is to be a copy of; of a volume that was made already, that may be gone. @throws ConnectError not found */
+  async #sourceOf(
+    { volumeContentSource: from }: CreateVolumeRequest,
+    id: string,
+    signal: AbortSignal,
+  ): Promise<Pick<PersistentVolume, "id" | "size_bytes"> | undefined> {
+    const { type } = from ?? {};
+    if (type?.case === undefined) return undefined;
+    const sourceId = type.case === "volume" ? type.value.volumeId : type.value.snapshotId;
+    const found =
+      type.case === "volume"
+        ? await orAbsent(this.#find(sourceId, signal))
+        : await this.#snapshots.find(sourceId, signal);
+    if (found !== undefined) return found;
+    const made = await orAbsent(this.#find(id, signal));
+    if (made !== undefined) return { id: sourceId, size_bytes: 0 };
+    throw new ConnectError(`there is no ${type.case} ${sourceId}`, Code.NotFound);
+  }
+
+  createSnapshot(request: CreateSnapshotRequest, call: Call) {
+    return this.#snapshots.create(request, call);
+  }
+
+  deleteSnapshot(request: DeleteSnapshotRequest, call: Call) {
+    return this.#snapshots.delete(request, call);
+  }
+
+  listSnapshots(request: ListSnapshotsRequest, call: Call) {
+    return this.#snapshots.list(request, call);
   }
 
   async deleteVolume({ volumeId }: DeleteVolumeRequest, { signal }: Call) {
@@ -128,20 +174,15 @@ export class ControllerService {
   }
 
   async listVolumes({ maxEntries, startingToken }: ListVolumesRequest, { signal }: Call) {
-    if (maxEntries < 0) throw invalid("the number of entries is negative");
-    if (startingToken !== "" && !startingToken.startsWith(AFTER))
-      throw new ConnectError(`the starting token ${JSON.stringify(startingToken)} is none of ours`, Code.Aborted);
-    const after = startingToken.slice(AFTER.length);
     const { items } = await this.#volumes.list({ signal, labels: { [LABEL_CLUSTER]: this.#cluster } });
-    const all = items.filter(({ id }) => id > after).toSorted((a, b) => (a.id < b.id ? -1 : 1));
-    const page = maxEntries === 0 ? all : all.slice(0, maxEntries);
-    const last = page.at(-1);
+    const volumes = items.filter(({ labels }) => labels[LABEL_SNAPSHOT] === undefined);
+    const { page, nextToken } = pageOf(volumes, { maxEntries, startingToken });
     return {
       entries: page.map((volume) => ({
         volume: told(volume),
         status: { publishedNodeIds: volume.reservations.map(({ name }) => name) },
       })),
-      nextToken: last !== undefined && page.length < all.length ? AFTER + last.id : "",
+      nextToken,
     };
   }
 
@@ -179,7 +220,8 @@ export class ControllerService {
   async #find(id: string, signal: AbortSignal): Promise<PersistentVolume> {
     if (id === "") throw invalid("the volume's id is missing");
     const volume = isVolumeId(id) ? await orAbsent(this.#volumes.get(id, { signal })) : undefined;
-    if (volume === undefined || volume.state === "deleted" || volume.labels[LABEL_CLUSTER] !== this.#cluster)
+    const isOurs = volume?.labels[LABEL_CLUSTER] === this.#cluster && volume.labels[LABEL_SNAPSHOT] === undefined;
+    if (volume === undefined || volume.state === "deleted" || !isOurs)
       throw new ConnectError(`there is no volume ${id}`, Code.NotFound);
     return volume;
   }
@@ -189,16 +231,6 @@ export class ControllerService {
 function volumesOf({ volumes }: Provider): VolumeProvider {
   if (volumes === undefined) throw new Error("the backend has no volumes that outlive machines");
   return volumes;
-}
-
-async function orAbsent<T>(call: Promise<T>): Promise<T | undefined> {
-  try {
-    return await call;
-  } catch (thrown) {
-    if (isProviderError(thrown, "not_found")) return undefined;
-    if (thrown instanceof ConnectError && thrown.code === Code.NotFound) return undefined;
-    throw thrown;
-  }
 }
 
 /** A volume in CSI's words. */

@@ -29,3 +29,14 @@ export function csiError(thrown: unknown): ConnectError {
 }
 
 export const invalid = (message: string): ConnectError => new ConnectError(message, Code.InvalidArgument);
+
+/** Undefined for what is not there. */
+export async function orAbsent<T>(call: Promise<T>): Promise<T | undefined> {
+  try {
+    return await call;
+  } catch (thrown) {
+    if (isProviderError(thrown, "not_found")) return undefined;
+    if (thrown instanceof ConnectError && thrown.code === Code.NotFound) return undefined;
+    throw thrown;
+  }
+}

@@ -18,6 +18,8 @@ import { invalid } from "./errors.ts";
 const CLASS_PARAMETER = "class";
 const PROVISIONER_PREFIX = "csi.storage.k8s.io/";
 const DEFAULT_BYTES = 2 ** 30;
+/** Of a volume that is a snapshot: the volume that it was made of. */
+export const LABEL_SNAPSHOT = "vmlet.dev/snapshot-of";
 /** Of a pod's claim, when the provisioner says it (`--extra-create-metadata`). */
 const LABEL_CLAIM = "vmlet.dev/claim";
 
@@ -28,20 +30,34 @@ const PLAIN_NAME = /^[a-z0-9]([-a-z0-9.]{0,108}[a-z0-9])?$/;
  * shows the name where that can be an id; clusters that share a backend have different ones.
  */
 export function volumeIdOf(clusterId: string, name: string): string {
-  const shown = PLAIN_NAME.test(name) ? name : createHash("sha256").update(name).digest("hex").slice(0, 40);
+  const shown = PLAIN_NAME.test(name) ? name : shortened(name);
   return `${clusterPrefix(clusterId)}.${shown}`;
 }
 
 /** True for what can be the id of a volume at all. */
 export const isVolumeId = (id: string): boolean => /^[a-z0-9]([-a-z0-9.]{0,126}[a-z0-9])?$/.test(id);
 
-/** @throws ConnectError */
-export function specOf(clusterId: string, info: ProviderInfo, request: CreateVolumeRequest): PersistentVolumeSpec {
+/** The same of a snapshot, which is a volume too, and its name another's. */
+export function snapshotIdOf(clusterId: string, name: string): string {
+  const shown = PLAIN_NAME.test(name) && name.length <= 80 ? name : shortened(name);
+  return `${clusterPrefix(clusterId)}.snapshot--${shown}`;
+}
+
+const shortened = (name: string): string => createHash("sha256").update(name).digest("hex").slice(0, 40);
+
+/**
+ * @param source the volume that it is to begin as a copy of
+ * @throws ConnectError
+ */
+export function specOf(
+  clusterId: string,
+  info: ProviderInfo,
+  request: CreateVolumeRequest,
+  source?: { id: string; size_bytes: number },
+): PersistentVolumeSpec {
   const { parameters, volumeCapabilities, capacityRange, accessibilityRequirements } = request;
   if (request.name === "") throw invalid("the name is missing");
   if (volumeCapabilities.length === 0) throw invalid("the volume's capabilities are missing");
-  if (request.volumeContentSource !== undefined)
-    throw invalid("volumes from snapshots or other volumes are not to be had here");
   for (const name of Object.keys(parameters))
     if (name !== CLASS_PARAMETER && !name.startsWith(PROVISIONER_PREFIX))
       throw invalid(`there is no parameter ${JSON.stringify(name)}: a StorageClass may have "${CLASS_PARAMETER}"`);
@@ -60,12 +76,22 @@ export function specOf(clusterId: string, info: ProviderInfo, request: CreateVol
       ...(namespace !== undefined && { [LABEL_NAMESPACE]: namespace }),
       ...(claim !== undefined && { [LABEL_CLAIM]: claim }),
     },
-    size_bytes: bytesOf(capacityRange),
+    size_bytes: source === undefined ? bytesOf(capacityRange) : copyBytesOf(capacityRange, source.size_bytes),
     mode,
     ...(fsType !== undefined && { fs_type: fsType }),
     ...(named !== undefined && { class: named }),
     ...(zone !== undefined && { zone }),
+    ...(source !== undefined && { source: { volume: source.id } }),
   };
+}
+
+/** A copy has at least what its source has, where nobody asks for more. @throws ConnectError */
+function copyBytesOf(range: CapacityRange | undefined, sourceBytes: number): number {
+  const limit = Number(range?.limitBytes ?? 0);
+  const bytes = Number(range?.requiredBytes ?? 0) > 0 ? bytesOf(range) : sourceBytes;
+  if (bytes < sourceBytes || (limit > 0 && limit < bytes))
+    throw new ConnectError(`a copy has at least the ${sourceBytes} bytes of its source`, Code.OutOfRange);
+  return bytes;
 }
 
 /** What is asked for, or what fits a limit. @throws ConnectError */

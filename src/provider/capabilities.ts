@@ -33,6 +33,7 @@ export const CAPABILITIES = {
   "volumes.host_path": "a path of the machine itself",
   "volumes.persistent": "volumes that outlive machines, one machine at a time, fenced",
   "volumes.block": "persistent volumes as block devices",
+  "volumes.clone": "a persistent volume that begins as a copy of another",
   "volumes.host": "a path of the backend's host",
   mount_propagation: "what is mounted in a volume later is seen there, in either direction",
   patch_files: "files replaced in a running machine",

@@ -30,15 +30,20 @@ export interface VolumeRecord {
   volume: Omit<PersistentVolume, "attachments">;
   /** Of the specification as it was created: tells a repeated create from another one. */
   fingerprint: string;
+  /** The volume that it begins as a copy of. */
+  source?: string | undefined;
 }
 
 /** Where volumes' bytes are. What is called again finds what an earlier call has done, be it in part. */
 export interface VolumeContents {
   /**
-   * Makes the volume, empty. @returns what it has become
+   * Makes the volume, empty or as a copy of one that nothing writes to meanwhile. @returns what it has become
    * @throws ProviderError quota when there is no room
    */
-  make(record: VolumeRecord): Promise<{ size_bytes: number; fs_type?: string | undefined }>;
+  make(
+    record: VolumeRecord,
+    source: VolumeRecord | undefined,
+  ): Promise<{ size_bytes: number; fs_type?: string | undefined }>;
   /** @returns the size that it has then @throws ProviderError quota, in_use */
   grow(record: VolumeRecord, sizeBytes: number): Promise<number>;
   /** All of it is gone when this resolves. */
@@ -69,6 +74,8 @@ export interface VolumeBookOptions {
 
 /** A create that was under way when its volume was deleted has arrived by then. */
 const TOMBSTONE_KNOWN_MS = 30 * 60_000;
+/** Of a create: the volume cannot be, and nothing of it is left. */
+const LEAVES_NOTHING: readonly string[] = ["quota", "in_use", "not_found"];
 const UNNAMED: VolumeClass = { name: "", sharing: "one" };
 
 export class VolumeBook implements VolumeProvider {
@@ -97,10 +104,14 @@ export class VolumeBook implements VolumeProvider {
         return existing.volume.state === "creating" ? await this.#make(existing) : this.#view(existing);
       }
       this.#assertPossible(spec);
+      const source = spec.source === undefined ? undefined : this.#copyable(spec.source.volume);
+      if (source !== undefined) assertCopy(spec, source);
       await this.#assertRoom(spec.size_bytes);
-      const { labels, size_bytes, mode, fs_type, class: named, zone = this.#options.zone } = spec;
+      const { labels, size_bytes, mode, class: named, zone = this.#options.zone } = spec;
+      const { fs_type = source?.volume.fs_type } = spec;
       const record: VolumeRecord = {
         fingerprint,
+        ...(source !== undefined && { source: source.volume.id }),
         volume: {
           id,
           version: 0,
@@ -123,12 +134,16 @@ export class VolumeBook implements VolumeProvider {
     const { contents, forget } = this.#options;
     const { id } = record.volume;
     try {
-      const { size_bytes, fs_type } = await contents.make(record);
+      const { source } = record;
+      const { size_bytes, fs_type } =
+        source === undefined
+          ? await contents.make(record, undefined)
+          : await this.inTurn(source, () => contents.make(record, this.#copyable(source)));
       return this.#view(
         this.#keep(record, { state: "available", size_bytes, ...(fs_type !== undefined && { fs_type }) }),
       );
     } catch (thrown) {
-      if (!(thrown instanceof ProviderError) || thrown.code !== "quota") throw thrown;
+      if (!(thrown instanceof ProviderError) || !LEAVES_NOTHING.includes(thrown.code)) throw thrown;
       // The caller may never come back, and half a volume takes room.
       await contents.remove(record);
       forget?.(id);
@@ -162,7 +177,7 @@ export class VolumeBook implements VolumeProvider {
       const { size_bytes: before, state } = record.volume;
       if (sizeBytes <= before) return this.#view(record);
       if (state !== "available") throw new ProviderError("unavailable", `volume ${id} is ${state}`);
-      this.#assertSize(sizeBytes);
+      assertSize(sizeBytes, this.#options);
       await this.#assertRoom(sizeBytes - before);
       const size_bytes = await this.#options.contents.grow(record, sizeBytes);
       return this.#view(this.#keep(record, { size_bytes }));
@@ -347,16 +362,18 @@ export class VolumeBook implements VolumeProvider {
       });
     if (zone !== undefined && zone !== this.#options.zone)
       throw new ProviderError("out_of_zone", `no volumes are made in zone ${zone}`, { field: "zone" });
-    this.#assertSize(size_bytes);
+    assertSize(size_bytes, this.#options);
   }
 
-  /** @throws ProviderError invalid */
-  #assertSize(sizeBytes: number): void {
-    const { minimumBytes = 1, maximumBytes = Number.MAX_SAFE_INTEGER } = this.#options;
-    if (sizeBytes >= minimumBytes && sizeBytes <= maximumBytes) return;
-    throw new ProviderError("invalid", `a volume has from ${minimumBytes} to ${maximumBytes} bytes, not ${sizeBytes}`, {
-      field: "size_bytes",
-    });
+  /** @throws ProviderError not_found, in_use */
+  #copyable(id: string): VolumeRecord {
+    const field = "source.volume";
+    const record = this.#records.get(id);
+    if (record === undefined || record.volume.state !== "available")
+      throw new ProviderError("not_found", `there is no volume ${id} that could be copied`, { field });
+    const writer = this.#options.attachments(id).find(({ read_only }) => !read_only);
+    if (writer !== undefined) throw heldBy(id, writer, field);
+    return record;
   }
 
   async #assertRoom(bytes: number): Promise<void> {
@@ -477,6 +494,26 @@ function assertMode(spec: MachineSpec, { name }: VolumeClaim, { volume }: Volume
       `volume ${volume.id} is of mode ${volume.mode}: ${isMounted ? "it cannot be mounted" : "it is no block device"}`,
       { field },
     );
+}
+
+/** @throws ProviderError invalid */
+function assertSize(bytes: number, bounds: Pick<VolumeBookOptions, "minimumBytes" | "maximumBytes">): void {
+  const { minimumBytes = 1, maximumBytes = Number.MAX_SAFE_INTEGER } = bounds;
+  if (bytes >= minimumBytes && bytes <= maximumBytes) return;
+  throw new ProviderError("invalid", `a volume has from ${minimumBytes} to ${maximumBytes} bytes, not ${bytes}`, {
+    field: "size_bytes",
+  });
+}
+
+/** @throws ProviderError invalid for what is no copy of this volume */
+function assertCopy({ mode, fs_type, size_bytes }: PersistentVolumeSpec, { volume }: VolumeRecord): void {
+  const fault = (field: string, what: string) =>
+    new ProviderError("invalid", `volume ${volume.id}, which is to be copied, ${what}`, { field });
+  if (mode !== volume.mode) throw fault("mode", `is of mode ${volume.mode}, not ${mode}`);
+  if (fs_type !== undefined && fs_type !== volume.fs_type)
+    throw fault("fs_type", `has the file system ${volume.fs_type ?? "(none)"}, not ${fs_type}`);
+  if (size_bytes < volume.size_bytes)
+    throw fault("size_bytes", `has ${volume.size_bytes} bytes, and its copy not fewer`);
 }
 
 /** What is thrown rejects. */

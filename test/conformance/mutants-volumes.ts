@@ -1,7 +1,7 @@
 /** Backends that break a rule of volumes. */
 import { type ProviderErrorCode, ProviderError, isProviderError } from "../../src/provider/errors.ts";
-import type { MachineSpec } from "../../src/provider/machine.ts";
-import type { PersistentVolume, VolumeProvider } from "../../src/provider/volume.ts";
+import type { MachineSpec, Volume } from "../../src/provider/machine.ts";
+import type { PersistentVolume, VolumeClaim, VolumeProvider } from "../../src/provider/volume.ts";
 import type { MemoryProvider } from "../../providers/memory/index.ts";
 import { creating, type Mutant, isCase } from "./mutant-kinds.ts";
 
@@ -187,6 +187,48 @@ export const VOLUME_MUTANTS: Record<string, Mutant> = {
       getStats: async (options) => (await sound.getStats(options)).map(({ volumes: _untold, ...sample }) => sample),
     }),
   },
+  "disks/copies-have-what-was-there": storing((volumes) => ({
+    create: (id, { source, ...spec }, options) =>
+      volumes.create(id, isCase(spec, "copied") || source === undefined ? spec : { ...spec, source }, options),
+  })),
+  "disks/copies-go-their-own-way": {
+    provider: (sound) => {
+      const sources = new Map<string, string>();
+      const isOne = (volume: Volume): volume is VolumeClaim =>
+        volume.type === "persistent" && sources.has(volume.volume);
+      return {
+        volumes: {
+          ...sound.volumes,
+          create: (id, spec, options) => {
+            if (isCase(spec, "own-way") && spec.source !== undefined) sources.set(id, spec.source.volume);
+            return sound.volumes.create(id, spec, options);
+          },
+          delete: async (id, options) => {
+            if (![...sources.values()].includes(id)) await sound.volumes.delete(id, options);
+          },
+        },
+        createPod: (id, spec, options) =>
+          sound.createPod(
+            id,
+            {
+              ...spec,
+              volumes: (spec.volumes ?? []).map((volume) =>
+                isOne(volume) ? { ...volume, volume: sources.get(volume.volume)! } : volume,
+              ),
+            },
+            options,
+          ),
+      };
+    },
+  },
+  "disks/no-copy-of-what-never-was": storing((volumes) => ({
+    create: (id, spec, options) =>
+      volumes.create(id, spec, options).catch((thrown: unknown) => {
+        if (!isCase(spec, "no-source") || !isProviderError(thrown, "not_found")) throw thrown;
+        const { source: _source, ...rest } = spec;
+        return volumes.create(id, rest, options);
+      }),
+  })),
   "disks/survive-a-restart": {
     provider: (sound, world) => ({
       volumes: {

@@ -46,6 +46,7 @@ export function scopedVolumes(volumes: VolumeProvider, scope: VolumeScope): Volu
       requireWrite();
       if (!isOwn(spec.labels)) throw refusal(`make a volume whose label ${LABEL_CLUSTER} is not its cluster's`);
       await ownOrAbsent(id, options.signal);
+      if (spec.source !== undefined) await ownOrAbsent(spec.source.volume, options.signal);
       return await volumes.create(id, spec, options);
     },
     async get(id, { signal }) {

@@ -17,6 +17,7 @@ export const PROCESS_CAPABILITIES: readonly Capability[] = [
   "volumes.empty_dir",
   "volumes.files",
   "volumes.persistent",
+  "volumes.clone",
   "patch_files",
 ];
 
@@ -32,7 +33,7 @@ export const OCI_CAPABILITIES: readonly Capability[] = [
 ];
 
 /** Disks in files, where the host has what they need (../volumes/loop-files.ts). */
-export const LOOP_VOLUME_CAPABILITIES: readonly Capability[] = ["volumes.persistent", "volumes.block"];
+export const LOOP_VOLUME_CAPABILITIES: readonly Capability[] = ["volumes.persistent", "volumes.block", "volumes.clone"];
 
 /** Containers by a runtime that speaks CRI. */
 export const CRI_CAPABILITIES: readonly Capability[] = [...OCI_CAPABILITIES, "share_process_namespace"];

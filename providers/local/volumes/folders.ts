@@ -2,11 +2,12 @@
  * Volumes as folders: for engines whose containers are processes of this host and its files theirs. What a volume may
  * have is told, and not enforced. VOLUME/data/ is what is on it.
  */
-import { chmodSync, existsSync, mkdirSync } from "node:fs";
+import { chmodSync, existsSync, mkdirSync, renameSync } from "node:fs";
 import { statfs } from "node:fs/promises";
 import { join } from "node:path";
 import type { VolumeRecord } from "../../../src/provider/kit/index.ts";
-import { flushFolder } from "../host/files.ts";
+import { findTool, run } from "../host/command.ts";
+import { flushFolder, flushTree } from "../host/files.ts";
 import { HostError } from "../host/host-error.ts";
 import { removeTree } from "../host/remove-tree.ts";
 import { TreeMeter } from "../host/tree-use.ts";
@@ -23,13 +24,22 @@ export class FolderVolumes implements HostVolumes {
     this.#meter = new TreeMeter(clock, walks, "volumes");
   }
 
-  make({ volume }: VolumeRecord): Promise<{ size_bytes: number }> {
-    const data = this.path(volume.id);
-    mkdirSync(data, { recursive: true });
-    // As an emptyDir: containers of any user write to it.
-    chmodSync(data, 0o777);
-    flushFolder(join(this.#dir, volume.id));
-    return Promise.resolve({ size_bytes: volume.size_bytes });
+  async make({ volume }: VolumeRecord, source: VolumeRecord | undefined): Promise<{ size_bytes: number }> {
+    const { id, size_bytes } = volume;
+    const data = this.path(id);
+    if (source === undefined) {
+      mkdirSync(data, { recursive: true });
+      // As an emptyDir: containers of any user write to it.
+      chmodSync(data, 0o777);
+    } else if (!existsSync(data)) {
+      const fresh = `${data}.new`;
+      await removeTree(fresh);
+      await run(findTool("cp") ?? "cp", ["--archive", "--no-target-directory", this.path(source.volume.id), fresh]);
+      await flushTree(fresh);
+      renameSync(fresh, data);
+    }
+    flushFolder(join(this.#dir, id));
+    return { size_bytes };
   }
 
   grow(_record: VolumeRecord, sizeBytes: number): Promise<number> {
@@ -37,7 +47,7 @@ export class FolderVolumes implements HostVolumes {
   }
 
   async remove({ volume }: VolumeRecord): Promise<void> {
-    await removeTree(this.path(volume.id));
+    for (const path of [this.path(volume.id), `${this.path(volume.id)}.new`]) await removeTree(path);
     await removeTree(imageOf(join(this.#dir, volume.id)));
   }
 

@@ -22,12 +22,20 @@ const SOUND = [0, 1, 2];
 export const imageOf = (volumeDir: string): string => join(volumeDir, "disk.img");
 
 /** What of the tools and rights for this is missing, by name. */
-export const IMAGE_TOOLS = ["fallocate", "mkfs.ext4", "debugfs", "e2fsck", "resize2fs"] as const;
+export const IMAGE_TOOLS = ["dd", "fallocate", "mkfs.ext4", "debugfs", "e2fsck", "resize2fs"] as const;
 
 const tool = (name: (typeof IMAGE_TOOLS)[number]): string => findTool(name) ?? name;
 
-/** What is there is not touched. @returns the size in bytes @throws ProviderError quota */
-export async function makeImage(dir: string, { volume }: VolumeRecord): Promise<number> {
+/**
+ * What is there is not touched.
+ * @param from the file of another, which nobody writes to; absent: it begins empty
+ * @returns the size in bytes @throws ProviderError quota
+ */
+export async function makeImage(
+  dir: string,
+  { volume }: VolumeRecord,
+  { from }: { from?: string | undefined } = {},
+): Promise<number> {
   const image = imageOf(dir);
   if (existsSync(image)) return statSync(image).size;
   const fresh = `${image}.new`;
@@ -35,7 +43,8 @@ export async function makeImage(dir: string, { volume }: VolumeRecord): Promise<
   const size = wholeSize(volume.size_bytes);
   await (await open(fresh, "w", 0o600)).close();
   await reserve(fresh, size);
-  if (volume.mode === "filesystem") {
+  if (from !== undefined) await copyInto(fresh, from, { size, mode: volume.mode });
+  else if (volume.mode === "filesystem") {
     await run(tool("mkfs.ext4"), [...MKFS_OPTIONS, fresh]);
     // As an emptyDir: containers of any user write to it.
     await run(tool("debugfs"), ["-w", "-R", "set_inode_field <2> mode 040777", fresh]);
@@ -44,6 +53,16 @@ export async function makeImage(dir: string, { volume }: VolumeRecord): Promise<
   renameSync(fresh, image);
   flushFolder(dir);
   return size;
+}
+
+/** Only what is not zero is written: the rest is so already, and reserved. */
+async function copyInto(
+  fresh: string,
+  from: string,
+  { size, mode }: { size: number; mode: VolumeRecord["volume"]["mode"] },
+): Promise<void> {
+  await run(tool("dd"), [`if=${from}`, `of=${fresh}`, "bs=1M", "conv=notrunc,sparse", "status=none"]);
+  if (mode === "filesystem") await mendFileSystem(fresh, size);
 }
 
 /** Nobody has it attached. @throws ProviderError quota */

@@ -50,8 +50,15 @@ export class LoopVolumes implements HostVolumes {
     this.#logger = logger;
   }
 
-  async make(record: VolumeRecord): Promise<{ size_bytes: number; fs_type?: string }> {
-    const size_bytes = await makeImage(this.#dirOf(record.volume.id), record);
+  async make(
+    record: VolumeRecord,
+    source: VolumeRecord | undefined,
+  ): Promise<{ size_bytes: number; fs_type?: string }> {
+    const from = source && this.#image(source.volume.id);
+    const device = from === undefined ? undefined : await loopOf(from);
+    if (source !== undefined && device !== undefined && isHeld(device.path))
+      throw new ProviderError("in_use", `volume ${source.volume.id} is mounted`, { field: "source.volume" });
+    const size_bytes = await makeImage(this.#dirOf(record.volume.id), record, { from });
     return { size_bytes, ...(record.volume.mode === "filesystem" && { fs_type: FS_TYPE }) };
   }
 

@@ -525,6 +525,7 @@ export interface components {
        *     | `volumes.host_path` | a path of the machine itself |
        *     | `volumes.persistent` | volumes that outlive machines, one machine at a time, fenced |
        *     | `volumes.block` | persistent volumes as block devices |
+       *     | `volumes.clone` | a persistent volume that begins as a copy of another |
        *     | `volumes.host` | a path of the backend's host |
        *     | `mount_propagation` | what is mounted in a volume later is seen there, in either direction |
        *     | `patch_files` | files replaced in a running machine |
@@ -1481,6 +1482,11 @@ export interface components {
       class?: string;
       /** @description Where it is to be. A zone in which the backend makes none is `out_of_zone`. Absent: its choice. */
       zone?: string;
+      /** @description What is on it at first: a copy of that volume as it is at one instant while the `PUT` is under way, and from then on its own. Of the same mode and file system, and not smaller, else it is `invalid`; `not_found` with this field when there is none, and `in_use` while a machine that may write has it, where the backend cannot copy it then. Absent: nothing. Capability `volumes.clone`. */
+      source?: {
+        /** @description Its id. */
+        volume: components["schemas"]["MachineId"];
+      };
     };
     /**
      * @example {
@@ -2295,4 +2301,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: ee1fc8d22b0cf02264e54f832a81ef7bbea1584eab5574398f91e22fbce295b5
+// sha256 of openapi.yaml: e258f32b4ae05b412d158802cddf5a44a5fd14834d4e174e49236246063d0d65

@@ -60,7 +60,7 @@ if (!hasLoopVolumes())
 else {
   test("a volume has its size, all of it reserved, and no more can be written to it", async () => {
     const { volumes, record, image, data } = setup();
-    expect(await volumes.make(record)).toEqual({ size_bytes: 32 * MIB, fs_type: "ext4" });
+    expect(await volumes.make(record, undefined)).toEqual({ size_bytes: 32 * MIB, fs_type: "ext4" });
     expect(statSync(image).blocks * 512).toBeGreaterThanOrEqual(32 * MIB);
     await volumes.attach(record, USE);
     const write = () => writeFileSync(join(data, "big"), Buffer.alloc(40 * MIB));
@@ -72,7 +72,7 @@ else {
 
   test("what was written is there after it was detached, and its folder is no place to write to meanwhile", async () => {
     const { volumes, open, record, data, image } = setup();
-    await volumes.make(record);
+    await volumes.make(record, undefined);
     await volumes.attach(record, USE);
     writeFileSync(join(volumes.path("d"), "said"), "kept");
     expect(await open().attached()).toEqual(["d"]);
@@ -87,7 +87,7 @@ else {
 
   test("attached once, however often that is asked for, also by the next backend", async () => {
     const { volumes, open, record, data } = setup();
-    await volumes.make(record);
+    await volumes.make(record, undefined);
     await volumes.attach(record, USE);
     await volumes.attach(record, USE);
     await open().attach(record, USE);
@@ -100,7 +100,7 @@ else {
 
   test("a backend that was killed between the device and the mount is gone on from", async () => {
     const { volumes, open, record, image } = setup();
-    await volumes.make(record);
+    await volumes.make(record, undefined);
     execFileSync("losetup", ["--find", image]);
     expect(await open().attached()).toEqual(["d"]);
     await open().attach(record, USE);
@@ -112,20 +112,20 @@ else {
   test("half a disk that a kill has left is made anew", async () => {
     const { volumes, record, image } = setup();
     writeFileSync(`${image}.new`, "half");
-    await volumes.make(record);
+    await volumes.make(record, undefined);
     expect([existsSync(`${image}.new`), statSync(image).size]).toEqual([false, 32 * MIB]);
   });
 
   test("nothing of it gives the rights of this host's root or its devices, whatever its mount options say", async () => {
     const { volumes, record, data } = setup();
-    await volumes.make(record);
+    await volumes.make(record, undefined);
     await volumes.attach(record, { ...USE, mountOptions: ["noatime", "suid", "dev", "context=x"] });
     expect((await mounted(data))!.options).toEqual(expect.arrayContaining(["nosuid", "nodev", "noatime"]));
   });
 
   test("read-only it is for whoever reaches its file system, by whatever mount", async () => {
     const { volumes, record, data } = setup();
-    await volumes.make(record);
+    await volumes.make(record, undefined);
     await volumes.attach(record, { ...USE, readOnly: true });
     expect((await mounted(data))!.superOptions).toContain("ro");
     expect(() => writeFileSync(join(data, "x"), "")).toThrow(/EROFS/);
@@ -134,7 +134,7 @@ else {
 
   test("it grows while nobody has it, with what is on it", async () => {
     const { volumes, record, data } = setup();
-    await volumes.make(record);
+    await volumes.make(record, undefined);
     await volumes.attach(record, USE);
     writeFileSync(join(data, "said"), "kept");
     await volumes.detach("d");
@@ -147,7 +147,7 @@ else {
 
   test("growth that a kill has broken off is finished when it is attached", async () => {
     const { volumes, record, image, data } = setup();
-    await volumes.make(record);
+    await volumes.make(record, undefined);
     truncateSync(image, 64 * MIB);
     await volumes.attach(record, USE);
     const { blocks, bsize } = statfsSync(data);
@@ -157,7 +157,7 @@ else {
 
   test("a damaged file system is mended before it is mounted, and one that only a person can mend is not mounted", async () => {
     const { volumes, record, image, data } = setup();
-    await volumes.make(record);
+    await volumes.make(record, undefined);
     execFileSync("debugfs", ["-w", "-R", "set_super_value state 0", image], { stdio: "ignore" });
     await volumes.attach(record, USE);
     expect(await mounted(data)).toBeDefined();
@@ -172,7 +172,7 @@ else {
 
   test("a file system that its kernel has made read-only is told of", async () => {
     const { volumes, record, data } = setup();
-    await volumes.make(record);
+    await volumes.make(record, undefined);
     await volumes.attach(record, USE);
     expect(await volumes.damaged()).toEqual([]);
     execFileSync("mount", ["-o", "remount,abort", data]);
@@ -180,9 +180,30 @@ else {
     expect(await volumes.damaged()).toEqual([{ id: "d", message: expect.stringContaining("read-only") as string }]);
   });
 
+  test("a copy has what its source had, all of its own room, and goes its own way", async () => {
+    const { volumes, record, dir, data } = setup();
+    await volumes.make(record, undefined);
+    await volumes.attach(record, USE);
+    writeFileSync(join(data, "said"), "kept");
+    const copy = { ...record, volume: { ...record.volume, id: "copy", size_bytes: 64 * MIB } };
+    mkdirSync(join(dir, "copy"));
+    await expect(volumes.make(copy, record)).rejects.toMatchObject({ code: "in_use" });
+    await volumes.detach("d");
+    expect(await volumes.make(copy, record)).toEqual({ size_bytes: 64 * MIB, fs_type: "ext4" });
+    onTestFinished(() => volumes.detach("copy"));
+    await volumes.attach(copy, USE);
+    await volumes.attach(record, USE);
+    expect(readFileSync(join(dir, "copy/data/said"), "utf8")).toBe("kept");
+    writeFileSync(join(data, "said"), "changed");
+    expect(readFileSync(join(dir, "copy/data/said"), "utf8")).toBe("kept");
+    const { blocks, bsize } = statfsSync(join(dir, "copy/data"));
+    expect(blocks * bsize).toBeGreaterThan(48 * MIB);
+    expect(statSync(join(dir, "copy/disk.img")).blocks * 512).toBeGreaterThanOrEqual(64 * MIB);
+  });
+
   test("a block device is its file, is never mounted, and cannot be written when it is read-only", async () => {
     const { volumes, record, image, data } = setup("block");
-    expect(await volumes.make(record)).toEqual({ size_bytes: 32 * MIB });
+    expect(await volumes.make(record, undefined)).toEqual({ size_bytes: 32 * MIB });
     await volumes.attach(record, USE);
     const device = await volumes.device("d");
     execFileSync("mkfs.ext4", ["-q", "-F", device]);
@@ -200,7 +221,7 @@ else {
     const { volumes, record, data, dir } = setup();
     const victim = join(dir, "victim");
     writeFileSync(victim, "", { mode: 0o600 });
-    await volumes.make(record);
+    await volumes.make(record, undefined);
     await volumes.attach(record, USE);
     mkdirSync(join(data, "a/b"), { recursive: true, mode: 0o700 });
     writeFileSync(join(data, "a/b/file"), "", { mode: 0o600 });

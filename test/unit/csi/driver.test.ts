@@ -9,6 +9,7 @@ import { afterEach, describe, expect, test } from "vitest";
 import { MemoryProvider, type MemoryProviderOptions } from "../../../providers/memory/index.ts";
 import {
   Controller,
+  type CreateVolumeRequest,
   Identity,
   type VolumeCapability,
   VolumeCapability_AccessMode_Mode as Mode,
@@ -190,6 +191,55 @@ describe("publishing", () => {
     await controller.deleteVolume({ volumeId });
     await controller.deleteVolume({ volumeId });
     await controller.controllerUnpublishVolume({ volumeId, nodeId: NODE_A });
+  });
+});
+
+describe("a snapshot", () => {
+  const content = (snapshotId: string) =>
+    ({ type: { case: "snapshot", value: { snapshotId } } }) as CreateVolumeRequest["volumeContentSource"];
+
+  test("is the same one for a create that is repeated, also when its source has grown, and another's is refused", async () => {
+    const { controller, make } = await setup();
+    const source = await make();
+    const other = await make("pvc-2");
+    const asked = { name: "snapshot-1", sourceVolumeId: source };
+    const first = (await controller.createSnapshot(asked)).snapshot!;
+    expect(first).toMatchObject({ sourceVolumeId: source, readyToUse: true, sizeBytes: BigInt(GIB) });
+    await controller.controllerExpandVolume({ volumeId: source, capacityRange: { requiredBytes: BigInt(2 * GIB) } });
+    expect((await controller.createSnapshot(asked)).snapshot).toEqual(first);
+    await expect(controller.createSnapshot({ ...asked, sourceVolumeId: other })).rejects.toMatchObject({
+      code: Code.AlreadyExists,
+    });
+  });
+
+  test("is no volume, and is listed as what it is", async () => {
+    const { controller, make } = await setup();
+    const source = await make();
+    const { snapshotId } = (await controller.createSnapshot({ name: "s", sourceVolumeId: source })).snapshot!;
+    expect((await controller.listVolumes({})).entries.map(({ volume }) => volume!.volumeId)).toEqual([source]);
+    const listed = await controller.listSnapshots({ sourceVolumeId: source });
+    expect(listed.entries.map(({ snapshot }) => snapshot!.snapshotId)).toEqual([snapshotId]);
+    expect((await controller.listSnapshots({ sourceVolumeId: "another" })).entries).toEqual([]);
+    await controller.deleteVolume({ volumeId: snapshotId });
+    await expect(
+      controller.controllerPublishVolume({ volumeId: snapshotId, nodeId: NODE_A, volumeCapability: mounted() }),
+    ).rejects.toMatchObject({ code: Code.NotFound });
+    expect((await controller.listSnapshots({})).entries).toHaveLength(1);
+    await controller.deleteSnapshot({ snapshotId });
+    expect((await controller.listSnapshots({})).entries).toEqual([]);
+  });
+
+  test("is what a volume begins with, also when its own source is gone; and what never was, is none", async () => {
+    const { controller, make } = await setup();
+    const source = await make();
+    const { snapshotId } = (await controller.createSnapshot({ name: "s", sourceVolumeId: source })).snapshot!;
+    await controller.deleteVolume({ volumeId: source });
+    const restore = (id: string) =>
+      controller.createVolume({ name: "back", volumeCapabilities: [mounted()], volumeContentSource: content(id) });
+    expect((await restore(snapshotId)).volume).toMatchObject({ contentSource: content(snapshotId) });
+    await expect(
+      controller.createVolume({ name: "b2", volumeCapabilities: [mounted()], volumeContentSource: content("none") }),
+    ).rejects.toMatchObject({ code: Code.NotFound });
   });
 });
 

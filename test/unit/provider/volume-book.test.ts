@@ -121,6 +121,46 @@ describe("a create", () => {
   });
 });
 
+describe("a copy", () => {
+  const copy = { ...spec(), source: { volume: "disk" } };
+
+  test("is of a volume that is there, of its mode, and no smaller", async () => {
+    const { book } = setup();
+    await expect(book.create("copy", copy, options)).rejects.toEqual(code("not_found"));
+    await book.create("disk", spec(), options);
+    await expect(book.create("copy", { ...copy, size_bytes: GIB - 1 }, options)).rejects.toEqual(code("invalid"));
+    expect(await book.create("copy", copy, options)).toMatchObject({ state: "available", fs_type: "ext4" });
+  });
+
+  test("is not made while a machine may write, and nothing of it is left", async () => {
+    const { book, attach, saved } = setup();
+    await book.create("disk", spec(), options);
+    attach("disk");
+    await expect(book.create("copy", copy, options)).rejects.toEqual(code("in_use"));
+    expect([...saved.keys()]).toEqual(["disk"]);
+  });
+
+  test("that a kill broke off is made of the same volume by the next life", async () => {
+    const { book, open } = setup();
+    await book.create("disk", spec(), options);
+    const killed = open({ contents: { ...contentsThat(), make: () => new Promise(() => {}) } });
+    void killed.create("copy", copy, options);
+    await expect.poll(() => killed.record("copy")?.volume.state).toBe("creating");
+    const made: (string | undefined)[] = [];
+    const next = open({
+      contents: {
+        ...contentsThat(),
+        make: ({ volume }, source) => {
+          made.push(source?.volume.id);
+          return Promise.resolve({ size_bytes: volume.size_bytes });
+        },
+      },
+    });
+    await next.create("copy", copy, options);
+    expect(made).toEqual(["disk"]);
+  });
+});
+
 describe("a deletion", () => {
   test("that a kill broke off gives the volume to nobody, and is finished by the next life", async () => {
     const { open, done, saved, book } = setup();

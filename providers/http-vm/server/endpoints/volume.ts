@@ -1,5 +1,5 @@
 /** Volumes that outlive machines: /v1/volumes, and the room for them. */
-import { assertCapable, type VolumeProvider } from "../../../../src/provider/kit/index.ts";
+import { assertCapable, type Requirement, type VolumeProvider } from "../../../../src/provider/kit/index.ts";
 import { Query, readJson, sendJson, sendNothing } from "../http.ts";
 import { decodeCursor, pageOf } from "../pages.ts";
 import { checkedId, lacks, type Exchange, type RouteContext } from "../router.ts";
@@ -22,9 +22,13 @@ export async function putVolume(context: RouteContext, exchange: Exchange): Prom
   const volumes = await volumesOf(context, exchange);
   const spec = await readJson(exchange.request, "PersistentVolumeSpec", context.limits.bodyBytes);
   if (exchange.audited !== undefined) exchange.audited.labels = spec.labels;
-  if (spec.mode === "block") {
+  const needs: Requirement[] = [
+    ...(spec.mode === "block" ? [{ capability: "volumes.block", field: "mode" } as const] : []),
+    ...(spec.source === undefined ? [] : [{ capability: "volumes.clone", field: "source" } as const]),
+  ];
+  if (needs.length > 0) {
     const { capabilities } = await context.provider.getInfo({ signal: exchange.workSignal });
-    assertCapable([{ capability: "volumes.block", field: "mode" }], capabilities);
+    assertCapable(needs, capabilities);
   }
   sendJson(exchange.response, 200, volumeJson(await volumes.create(id, spec, { signal: exchange.workSignal })));
 }

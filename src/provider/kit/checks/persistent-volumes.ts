@@ -14,6 +14,15 @@ const volumesOf = (context: CheckContext): VolumeProvider => context.provider.vo
 const made = (context: CheckContext, name: string, rest: { size_bytes?: number } = {}): Promise<PersistentVolume> =>
   context.volume({ labels: context.labelsOf(name), size_bytes: 64 * MIB, mode: "filesystem", ...rest });
 
+/** A new volume that begins as a copy. */
+const copied = (context: CheckContext, name: string, source: string): Promise<PersistentVolume> =>
+  context.volume({
+    labels: context.labelsOf(name),
+    size_bytes: 64 * MIB,
+    mode: "filesystem",
+    source: { volume: source },
+  });
+
 /** What of a specification mounts this volume. */
 function mounting(
   context: CheckContext,
@@ -447,8 +456,48 @@ const RULES: readonly Omit<Check, "needs">[] = [
   },
 ];
 
+const COPY_RULES: readonly Omit<Check, "needs">[] = [
+  {
+    name: "disks/copies-have-what-was-there",
+    why: "A clone, or a snapshot, without what was on the volume is an empty disk.",
+    async run(context: CheckContext) {
+      const { id: source } = await made(context, "copied");
+      await context.over("", mounting(context, "copied", `echo kept > ${PLACE}/said`, [{ volume: source }]));
+      const { id: volume } = await copied(context, "copied", source);
+      const shown = await shownBy(context, "copied", { volume });
+      context.expect(shown === "kept", "what was on the source", `it is ${JSON.stringify(shown)}`);
+    },
+  },
+  {
+    name: "disks/copies-go-their-own-way",
+    why: "A snapshot that changes with its volume brings nothing back.",
+    async run(context: CheckContext) {
+      const { id: source } = await made(context, "own-way");
+      await context.over("", mounting(context, "own-way", `echo first > ${PLACE}/said`, [{ volume: source }]));
+      const { id: volume } = await copied(context, "own-way", source);
+      await context.over("", mounting(context, "own-way", `echo second > ${PLACE}/said`, [{ volume: source }]));
+      await volumesOf(context).delete(source, { signal: context.signal });
+      const shown = await shownBy(context, "own-way", { volume });
+      context.expect(shown === "first", "what the source had when it was copied", `it is ${JSON.stringify(shown)}`);
+    },
+  },
+  {
+    name: "disks/no-copy-of-what-never-was",
+    why: "Whoever asked for their data back would be given an empty disk.",
+    async run(context: CheckContext) {
+      const error = await context.expectCode(
+        copied(context, "no-source", context.volumeId()),
+        "not_found",
+        "a copy of a volume that never was",
+      );
+      context.expect(error.field === "source.volume", "the field source.volume to be named", `it is ${error.field}`);
+    },
+  },
+];
+
 export const PERSISTENT_VOLUME_CHECKS: readonly Check[] = [
   ...RULES.map((rule) => ({ ...rule, needs: NEEDS })),
+  ...COPY_RULES.map((rule) => ({ ...rule, needs: [...NEEDS, "volumes.clone" as const] })),
   {
     name: "disks/stats-tell-of-them",
     needs: [...NEEDS, "stats"],
