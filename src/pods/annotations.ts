@@ -6,6 +6,8 @@ import type { Machine } from "../provider/machine.ts";
 export const MACHINE = "vmlet.dev/machine";
 /** The host that carries the machine, where the backend tells. */
 export const HOST = "vmlet.dev/host";
+/** Of which of the backend's sizes it is, where the backend tells. */
+const MACHINE_TYPE = "vmlet.dev/machine-type";
 const DELETION_COST = "controller.kubernetes.io/pod-deletion-cost";
 /**
  * Pods without the annotation count as 0; users' own small numbers still order the virtual node's pods among others.
@@ -28,6 +30,7 @@ export function missingAnnotations(
   if (machine !== undefined && machine.state !== "deleted") {
     wanted[MACHINE] = machine.id;
     if (machine.host) wanted[HOST] = machine.host;
+    if (machine.instance_type) wanted[MACHINE_TYPE] = machine.instance_type;
   }
   const isReplica = metadata?.ownerReferences?.some((owner) => owner.kind === "ReplicaSet" && owner.controller);
   // A value that the user has set stays.

@@ -209,6 +209,12 @@ describe("the machine that a pod is on", () => {
     });
   });
 
+  test("is written with its size, where the backend tells", () => {
+    expect(next(pod(), found(machine({ instance_type: "large" })))).toMatchObject({
+      annotations: { "vmlet.dev/machine": "m-u1", "vmlet.dev/machine-type": "large" },
+    });
+  });
+
   test("is written again when it moved to another host", () => {
     const told = settled(pod(), machine());
     expect(on(told, "h8")).toEqual({ do: "status", patch: {}, annotations: { "vmlet.dev/host": "h8" } });
