@@ -5,7 +5,7 @@ import { createServer, type Http2Server, type ServerHttp2Session } from "node:ht
 import type { ConnectRouter, Interceptor } from "@connectrpc/connect";
 import { Code, ConnectError } from "@connectrpc/connect";
 import { connectNodeAdapter } from "@connectrpc/connect-node";
-import { removeStaleSocket } from "../http/listen.ts";
+import { removeStaleSocket, withoutHost } from "../http/listen.ts";
 import { CSI_DRIVER } from "../provider/csi-names.ts";
 import type { Logger } from "../telemetry/logger.ts";
 import {
@@ -33,17 +33,19 @@ export class CsiServer {
 
   constructor(options: CsiServerOptions) {
     this.#server = createServer(
-      connectNodeAdapter({
-        routes: (router) => {
-          router.service(Identity, identityService(options));
-          router.service(Controller, new ControllerService(options));
-          options.routes?.(router);
-        },
-        connect: false,
-        grpcWeb: false,
-        readMaxBytes: MAX_REQUEST_BYTES,
-        interceptors: [logged(options.logger)],
-      }),
+      withoutHost(
+        connectNodeAdapter({
+          routes: (router) => {
+            router.service(Identity, identityService(options));
+            router.service(Controller, new ControllerService(options));
+            options.routes?.(router);
+          },
+          connect: false,
+          grpcWeb: false,
+          readMaxBytes: MAX_REQUEST_BYTES,
+          interceptors: [logged(options.logger)],
+        }),
+      ),
     );
     this.#server.on("session", (session) => {
       this.#sessions.add(session);

@@ -5,7 +5,7 @@ import { createServer, type Http2Server, type ServerHttp2Session } from "node:ht
 import { dirname } from "node:path";
 import type { ConnectRouter } from "@connectrpc/connect";
 import { connectNodeAdapter } from "@connectrpc/connect-node";
-import { ConfigError, type Logger, removeStaleSocket } from "../../../src/provider/kit/index.ts";
+import { ConfigError, type Logger, removeStaleSocket, withoutHost } from "../../../src/provider/kit/index.ts";
 import { makeFolder } from "../host/files.ts";
 
 /** Names and options: nobody asks for more. */
@@ -21,7 +21,7 @@ export class UnixServer {
     this.#path = path;
     this.#logger = logger;
     this.#server = createServer(
-      connectNodeAdapter({ routes, connect: false, grpcWeb: false, readMaxBytes: MAX_REQUEST_BYTES }),
+      withoutHost(connectNodeAdapter({ routes, connect: false, grpcWeb: false, readMaxBytes: MAX_REQUEST_BYTES })),
     );
     this.#server.on("session", (session) => {
       this.#sessions.add(session);

@@ -128,7 +128,7 @@ export { Connections, type ConnectionLimits } from "../../http/connections.ts";
 export { loggedPath, sendReply, whileConnected } from "../../http/exchange.ts";
 export { HttpError } from "../../http/http-error.ts";
 export { sendLastWords } from "../../http/last-words.ts";
-export { closeWithin, listen, removeStaleSocket, urlOf } from "../../http/listen.ts";
+export { closeWithin, listen, removeStaleSocket, urlOf, withoutHost } from "../../http/listen.ts";
 export { matchRoute, type RouteMatch, type RoutePattern } from "../../http/routes.ts";
 export { serverOptions, tlsContext } from "../../http/server-options.ts";
 export { shareUnread } from "../../http/share-unread.ts";

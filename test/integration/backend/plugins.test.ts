@@ -1,6 +1,7 @@
 /** Plugins of the host by their sockets: gRPC on both sides, as plugins in Go speak it, at the front door of a backend. */
 import { once } from "node:events";
 import { existsSync, mkdirSync, mkdtempSync, readdirSync, rmSync, statSync } from "node:fs";
+import { connect as connectHttp2 } from "node:http2";
 import { connect, createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -134,6 +135,23 @@ describe("a plugin that registers", () => {
     const refused = await register(request).catch((thrown: unknown) => ConnectError.from(thrown));
     expect(refused).toMatchObject({ code: Code.Unknown, rawMessage: expect.stringContaining(told) });
     expect(manager.counts()).toEqual([]);
+  });
+
+  test("by a socket's path in place of a host, as Go's clients do, is answered", async () => {
+    const session = connectHttp2("http://localhost", { createConnection: () => connect(kubelet) });
+    const request = session.request({
+      ":method": "POST",
+      ":path": "/v1beta1.Registration/Register",
+      ":authority": "%2Fvar%2Flib%2Fkubelet.sock",
+      "content-type": "application/grpc",
+      te: "trailers",
+    });
+    request.end(Buffer.alloc(5));
+    const trailers = Promise.race([once(request, "response"), once(request, "trailers")]);
+    request.resume();
+    const [told] = (await trailers) as [Record<string, string>];
+    session.destroy();
+    expect(decodeURIComponent(told["grpc-message"]!)).toContain("is not supported by kubelet");
   });
 
   test("and is silent then is not taken, and keeps no other from it", async () => {
