@@ -162,8 +162,7 @@ export class CloudProvider implements Provider {
     // A guest's is that of one VM.
     all.delete("capacity");
     // Those that a guest would have are gone with its VM.
-    all.delete("volumes.persistent");
-    all.delete("volumes.block");
+    for (const each of ["volumes.persistent", "volumes.block", "volumes.clone"] as const) all.delete(each);
     return [...all];
   }
 

@@ -1,4 +1,5 @@
 import { afterEach, describe, expect, test } from "vitest";
+import { ALL_CAPABILITIES } from "../../../src/provider/capabilities.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
 import type { MachineEvent } from "../../../src/provider/provider.ts";
 import { machineSpec, script } from "../../support/builders.ts";
@@ -14,6 +15,13 @@ const spec = (rest: Partial<MachineSpec> = {}) =>
 afterEach(() => CloudAgents.closeAll());
 
 const code = (expected: string): unknown => expect.objectContaining({ code: expected });
+
+test("a cloud has no volumes of its guests: they are gone with their VMs", async () => {
+  const agent = new CloudAgents().agent({ capabilities: ALL_CAPABILITIES });
+  const { capabilities } = await agent.getInfo();
+  for (const each of ["volumes.persistent", "volumes.block", "volumes.clone"] as const)
+    expect(capabilities).not.toContain(each);
+});
 
 describe("a machine is made once", () => {
   test("and runs in a VM of the cheapest type that holds it", async () => {
