@@ -7,6 +7,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { inspect } from "node:util";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import type { ContainerState } from "../../src/provider/machine.ts";
 import { must } from "../e2e/harness/wait.ts";
 import { seeded } from "../simulation/seeded.ts";
 import { leaveOut } from "../support/left-out.ts";
@@ -27,6 +28,8 @@ const CLEAN: Patience = { processorMs: 60_000, ms: 300_000 };
 /** Boots, rests and looks, each at its own deadline. */
 const CUT_MS = 1_800_000;
 
+const SLOWLY = { timeoutMs: 300_000 };
+const inTime = () => ({ signal: AbortSignal.timeout(60_000) });
 const missing = [...missingForHost(), ...[missingForImages() ?? []].flat()];
 
 if (missing.length > 0) leaveOut("losses of power", missing);
@@ -205,6 +208,67 @@ else
         isNeighbourWell: true,
         outOfMemory: { hog: true, neighbour: false },
         left: "nothing",
+      });
+    });
+
+    test("containers are held to profiles of AppArmor where the kernel has it", { timeout: CUT_MS }, async () => {
+      await host?.close();
+      host = await EmulatedHost.make(images, registry.host, "security=apparmor apparmor=1");
+      await explained("AppArmor", async () => {
+        await host!.boot();
+        const provider = host!.provider();
+        expect((await provider.getInfo(inTime())).capabilities).toContain("apparmor");
+        // Of root's own rights this profile takes one away, and nothing else does.
+        const profile = `profile strict flags=(attach_disconnected,mediate_deleted) { file, network, capability, deny /tmp/secret rw, }`;
+        const loaded = await host!.shell(
+          `echo '${profile}' >/run/strict; apparmor_parser -r /run/strict; echo $?`,
+          SLOWLY,
+        );
+        expect(loaded).toMatch(/^0$/m);
+        const say =
+          '{ tr -d "\\\\0" < /proc/self/attr/current; echo > /tmp/secret && echo written; echo > /tmp/other && echo other; } > /dev/termination-log';
+        const run = async (id: string, apparmor?: string) => {
+          const container = {
+            name: "a",
+            image: `${insideName(registry.host)}/busybox`,
+            command: ["sh", "-c", say],
+            ...(apparmor === undefined ? {} : { security: { apparmor } }),
+          };
+          const spec = { labels: {}, restart_policy: "never" as const, containers: [container] };
+          await host!.waitFor(
+            `the creation of ${id}`,
+            CLEAN,
+            async () => void (await provider.createPod(id, spec, inTime())),
+          );
+          let found: ContainerState | undefined;
+          await host!.waitFor(`what becomes of ${id}`, REST, async () => {
+            found = (await provider.getPod(id, inTime())).containers[0];
+            must(found?.terminated !== undefined || found?.reason === "CreateContainerError", inspect(found));
+          });
+          return found?.terminated?.message ?? found?.message;
+        };
+        const told = {
+          usual: await run("usual"),
+          asked: await run("asked", "runtime_default"),
+          strict: await run("strict", "localhost/strict"),
+          unknown: await run("unknown", "localhost/unknown"),
+        };
+        const usual = "vmlet-default (enforce)\nwritten\nother\n";
+        expect(told).toEqual({
+          usual,
+          asked: usual,
+          strict: "strict (enforce)\nother\n",
+          unknown: expect.stringContaining("apparmor profile not found unknown"),
+        });
+        // Root itself, with all capabilities, may not mount under the usual one.
+        const mount = "mount -t tmpfs tmpfs /mnt";
+        const tried = await host!.shell(
+          `
+          mkdir -p /mnt; ${mount} && echo free; umount /mnt
+          sh -c 'echo "exec vmlet-default" >/proc/self/attr/exec && exec ${mount}' 2>/dev/null && echo free || echo held`,
+          SLOWLY,
+        );
+        expect(tried.split("\n")).toEqual(["free", "held"]);
       });
     });
   });

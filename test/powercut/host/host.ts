@@ -63,7 +63,7 @@ export async function makeImages(folder: string): Promise<Images> {
       await runCommand("bash", [SCRIPT, "kernel", path]);
     },
   );
-  await cp(join(kernel, "lib"), join(folder, "lib"), { recursive: true });
+  for (const part of ["lib", "apparmor"]) await cp(join(kernel, part), join(folder, part), { recursive: true });
   await assemble(join(folder, "application"));
   const guest = new GuestImage({ dir: defaultGuestDir(), clock: systemClock, logger: silentLogger });
   await guest.ready();
@@ -80,20 +80,25 @@ export interface Patience {
 export class EmulatedHost {
   readonly #images: Images;
   readonly #dir: string;
+  readonly #kernelOptions: string;
   readonly disk: VolatileDisk;
   #qemu: ChildProcess | undefined;
   #port = 0;
   #scripts = 0;
   boots = 0;
 
-  private constructor(images: Images, dir: string) {
+  private constructor(images: Images, dir: string, kernelOptions: string) {
     this.#images = images;
     this.#dir = dir;
+    this.#kernelOptions = kernelOptions;
     this.disk = new VolatileDisk(join(dir, "disk"), DISK_BYTES, join(dir, "disk.sock"));
   }
 
-  /** @param registry `127.0.0.1:PORT` here, from which it pulls by `registryName` */
-  static async make(images: Images, registry: string): Promise<EmulatedHost> {
+  /**
+   * @param registry `127.0.0.1:PORT` here, from which it pulls by `registryName`
+   * @param kernelOptions more of them for its kernel's command line
+   */
+  static async make(images: Images, registry: string, kernelOptions = ""): Promise<EmulatedHost> {
     const dir = await mkdtemp(join(tmpdir(), "vmlet-powercut-"));
     await writeFile(join(dir, "disk"), "");
     await truncate(join(dir, "disk"), DISK_BYTES);
@@ -110,7 +115,7 @@ export class EmulatedHost {
     };
     await writeFile(join(dir, "config"), JSON.stringify(config).padEnd(4096, "\n"));
     await writeFile(join(dir, "token"), TOKEN);
-    const host = new EmulatedHost(images, dir);
+    const host = new EmulatedHost(images, dir, kernelOptions);
     await host.disk.listen();
     return host;
   }
@@ -136,7 +141,7 @@ export class EmulatedHost {
       ...["-kernel", this.#images.vmlinuz, "-initrd", this.#images.initrd],
       ...[
         "-append",
-        "console=ttyS0 quiet panic=-1 mitigations=off random.trust_cpu=on no_timer_check tsc=reliable unknown_nmi_panic",
+        `console=ttyS0 quiet panic=-1 mitigations=off random.trust_cpu=on no_timer_check tsc=reliable unknown_nmi_panic ${this.#kernelOptions}`,
       ],
       ...drive("vda", file(this.#images.system), true),
       ...drive("vdb", ["driver=nbd", "server.type=unix", `server.path=${join(this.#dir, "disk.sock")}`], false),

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Makes a host from Debian packages, without installing anything: vmlinuz and initrd (the cloud kernel and what it needs to
 # find its root), and system (everything else, as a squashfs): the kernel's modules, the programs that engine oci needs, as
-# they are installed here, the application, and the launcher of a guest image. Usage: image.sh kernel FOLDER, once; then image.sh system FOLDER APPLICATION GUEST.
+# they are installed here, AppArmor's parser and profiles, the application, and the launcher of a guest image. Usage: image.sh kernel FOLDER, once; then image.sh system FOLDER APPLICATION GUEST.
 # Needs: apt-get, dpkg-deb, cpio, ldd, mksquashfs, busybox-static and what `vmlet backend check` asks for.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -37,6 +37,12 @@ kernel() {
   mkdir -p "$out/lib"
   rm -rf "$out/lib/modules"
   mv "$work/pkg/lib/modules" "$out/lib/modules"
+  mkdir "$work/apparmor"
+  (cd "$work/apparmor" && apt-get -qq -o APT::Sandbox::User=root download apparmor)
+  dpkg-deb -x "$work"/apparmor/*.deb "$work/apparmor/pkg"
+  mkdir "$out/apparmor"
+  cp "$(find "$work/apparmor/pkg" -name apparmor_parser -type f)" "$out/apparmor/"
+  cp -r "$work/apparmor/pkg/etc/apparmor.d" "$out/apparmor/"
 }
 
 # A program and what it is linked with, at its place.
@@ -63,6 +69,8 @@ system() {
     rm -f "$root/usr/bin/$tool"
     program "$(command -v "$tool")"
   done
+  program "$out/apparmor/apparmor_parser"
+  cp -r "$out/apparmor/apparmor.d" "$root/etc/"
   program "$3/app/bin/node"
   rm "$root/usr/bin/node"
   cp /usr/share/containers/seccomp.json "$root/usr/share/containers/"
