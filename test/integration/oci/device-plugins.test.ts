@@ -1,0 +1,3 @@
+import { devicePluginTests } from "../backend/device-plugins.ts";
+
+await devicePluginTests("oci");
