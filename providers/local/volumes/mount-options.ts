@@ -4,7 +4,10 @@
  */
 import { type MachineSpec, ProviderError, volumeClaims } from "../../../src/provider/kit/index.ts";
 
-/** Undefined: it is so anyway, or there is nothing to be had from it here. */
+/**
+ * Of the file system, not of one mount: a runtime makes another mount for each container, and CRI takes no options for
+ * that. Undefined: it is so anyway, or there is nothing to be had from it here.
+ */
 const KNOWN: ReadonlyMap<string, string | undefined> = new Map([
   ...[
     "noatime",
@@ -15,7 +18,6 @@ const KNOWN: ReadonlyMap<string, string | undefined> = new Map([
     "nolazytime",
     "sync",
     "dirsync",
-    "noexec",
     "ro",
     "acl",
     "noacl",
