@@ -32,8 +32,8 @@ export const OCI_CAPABILITIES: readonly Capability[] = [
   "ephemeral_storage_limits",
 ];
 
-/** Disks in files, where the host has what they need (../volumes/loop-files.ts). */
-export const LOOP_VOLUME_CAPABILITIES: readonly Capability[] = ["volumes.persistent", "volumes.block", "volumes.clone"];
+/** Disks in files, where the host has what they need. None is a block device: ../volumes/loop-files.ts says why. */
+export const LOOP_VOLUME_CAPABILITIES: readonly Capability[] = ["volumes.persistent", "volumes.clone"];
 
 /** Containers by a runtime that speaks CRI. */
 export const CRI_CAPABILITIES: readonly Capability[] = [...OCI_CAPABILITIES, "share_process_namespace"];

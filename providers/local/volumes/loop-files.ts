@@ -5,8 +5,10 @@
  *     VOLUME/disk.img   what is on it (image-files.ts)
  *     VOLUME/data/      where it is mounted; an empty folder of no rights while it is not
  *
- * What is attached is known by the kernel alone: a backend that was killed finds there what the one before has left. A
- * volume's mode never changes, so what a tenant writes to a device of its own is never taken for a file system.
+ * What is attached is known by the kernel alone: a backend that was killed finds there what the one before has left.
+ *
+ * No container gets a loop device itself. A program that may open one may detach its file (LOOP_CLR_FD asks for no
+ * capability); the kernel then gives the device to the next volume that is attached, and the first tenant still has it.
  */
 import { closeSync, existsSync, mkdirSync, openSync, readFileSync, statSync } from "node:fs";
 import { statfs } from "node:fs/promises";
@@ -37,7 +39,7 @@ const FS_TYPE = "ext4";
 const TOOLS = [...IMAGE_TOOLS, "losetup", "mount", "umount", "find", "chgrp", "chmod"] as const;
 const LOOP_CONTROL = "/dev/loop-control";
 /** Of the class that all of them have: one machine at a time. */
-const LOCAL_CLASS: VolumeClass = { name: "local", sharing: "one", modes: ["filesystem", "block"] };
+const LOCAL_CLASS: VolumeClass = { name: "local", sharing: "one", modes: ["filesystem"] };
 
 export class LoopVolumes implements HostVolumes {
   readonly classes = [LOCAL_CLASS];
@@ -85,9 +87,9 @@ export class LoopVolumes implements HostVolumes {
   }
 
   async attach({ volume: { id, mode } }: VolumeRecord, use: VolumeUse): Promise<void> {
-    const image = this.#image(id);
-    await keepReserved(image);
-    if (mode === "block") return void (await attachLoop(image, use));
+    // Nobody is given it: see device().
+    if (mode === "block") return;
+    await keepReserved(this.#image(id));
     const mounted = await this.#mounted(id);
     if (mounted === undefined) await this.#mount(id, use);
     else if (mounted.options.includes("ro") !== use.readOnly) await this.#remount(id, use);
@@ -136,10 +138,12 @@ export class LoopVolumes implements HostVolumes {
     return data;
   }
 
-  async device(id: string): Promise<string> {
-    const found = await loopOf(imageOf(this.#dirOf(id)));
-    if (found === undefined) throw new HostError(`volume ${id} has no device`);
-    return found.path;
+  device(id: string): Promise<string> {
+    return Promise.reject(
+      new HostError(
+        `volume ${id} is given to no container as a block device: it could detach the loop device, and have the next volume's`,
+      ),
+    );
   }
 
   async sample({ volume: { id, mode } }: VolumeRecord): Promise<VolumeSample | undefined> {

@@ -4,8 +4,10 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterEach, expect, test } from "vitest";
 import { TornFiles } from "../../../providers/local/host/torn-files.ts";
+import { LOOP_VOLUME_CAPABILITIES } from "../../../providers/local/engines/capabilities.ts";
 import { FolderVolumes } from "../../../providers/local/volumes/folders.ts";
 import { LocalVolumes } from "../../../providers/local/volumes/local-volumes.ts";
+import { LoopVolumes } from "../../../providers/local/volumes/loop-files.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
 import { SharedPlaces } from "../../../src/queue/shared-places.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
@@ -26,7 +28,7 @@ const machine: MachineSpec = {
 type Options = ConstructorParameters<typeof LocalVolumes>[0];
 type Holder = ReturnType<Options["machines"]> extends Iterable<infer H> ? H : never;
 
-function setup() {
+function setup(contents: Options["contents"] = (place) => new FolderVolumes(place)) {
   const stateDir = mkdtempSync(join(tmpdir(), "vmlet-volumes-"));
   folders.push(stateDir);
   const holders: Holder[] = [];
@@ -38,7 +40,7 @@ function setup() {
       torn: new TornFiles(stateDir, silentLogger),
       walks: new SharedPlaces(1),
       machines: () => holders,
-      contents: (place) => new FolderVolumes(place),
+      contents,
     });
   const holds = (state: "running" | "stopped", sandbox: "open" | "none", reachability: "ok" | "unknown" = "ok") =>
     holders.splice(0, 1, {
@@ -141,4 +143,16 @@ test("a sample tells what is used of a volume and what it may have", async () =>
   expect(sample).toMatchObject({ name: "data", capacity_bytes: 2 ** 20 });
   expect(sample!.used_bytes).toBeGreaterThanOrEqual(10_000);
   expect(sample!.available_bytes).toBeLessThan(2 ** 20);
+});
+
+test("a disk in a file is no block device: its container could detach it, and have the next tenant's", async () => {
+  const { open, file } = setup((place) => new LoopVolumes(place));
+  const volumes = open();
+  expect(LOOP_VOLUME_CAPABILITIES).not.toContain("volumes.block");
+  await expect(volumes.api.create("disk", { ...spec, mode: "block" }, options)).rejects.toMatchObject({
+    code: "invalid",
+    field: "mode",
+    message: "volumes of this class are of mode filesystem, not block",
+  });
+  expect(existsSync(file("disk"))).toBe(false);
 });
