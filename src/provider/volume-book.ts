@@ -24,6 +24,7 @@ import {
   volumeClaims,
   type VolumeProvider,
 } from "./volume.ts";
+import { VolumeRoom } from "./volume-room.ts";
 
 /** What is kept of a volume. */
 export interface VolumeRecord {
@@ -50,6 +51,8 @@ export interface VolumeContents {
   remove(record: VolumeRecord): Promise<void>;
   /** Bytes that new volumes may have. */
   room(): Promise<number>;
+  /** What a volume takes of these that asks for so many. Absent: as many. */
+  taken?(sizeBytes: number): number;
 }
 
 export interface VolumeBookOptions {
@@ -87,9 +90,11 @@ export class VolumeBook implements VolumeProvider {
   readonly #deadSince = new Map<string, number>();
   /** By volume: what is being done to it. Calls for one volume follow each other. */
   readonly #turns = new Map<string, Promise<unknown>>();
+  readonly #room: VolumeRoom;
 
   constructor(options: VolumeBookOptions) {
     this.#options = options;
+    this.#room = new VolumeRoom(() => options.contents.room());
     for (const record of options.records ?? []) this.#records.set(record.volume.id, record);
   }
 
@@ -101,12 +106,13 @@ export class VolumeBook implements VolumeProvider {
         if (isGone(existing)) throw new ProviderError("gone", `volume ${id} was deleted`);
         if (existing.fingerprint !== fingerprint)
           throw new ProviderError("conflict", `volume ${id} exists with another specification`);
-        return existing.volume.state === "creating" ? await this.#make(existing) : this.#view(existing);
+        if (existing.volume.state !== "creating") return this.#view(existing);
+        return await this.#make(existing);
       }
       this.#assertPossible(spec);
       const source = spec.source === undefined ? undefined : this.#copyable(spec.source.volume);
       if (source !== undefined) assertCopy(spec, source);
-      await this.#assertRoom(spec.size_bytes);
+      using promise = await this.#promise(spec.size_bytes);
       const { labels, size_bytes, mode, class: named, zone = this.#options.zone } = spec;
       const { fs_type = source?.volume.fs_type } = spec;
       const record: VolumeRecord = {
@@ -126,14 +132,16 @@ export class VolumeBook implements VolumeProvider {
           reservations: [],
         },
       };
-      return await this.#make(this.#keep(record, {}));
+      return await this.#make(this.#keep(record, {}), promise);
     });
   }
 
-  async #make(record: VolumeRecord): Promise<PersistentVolume> {
+  /** @param promise of the room for it; absent: an earlier call had one, and what came of that nobody knows */
+  async #make(record: VolumeRecord, promise?: Disposable): Promise<PersistentVolume> {
     const { contents, forget } = this.#options;
-    const { id } = record.volume;
+    const { id, size_bytes: asked } = record.volume;
     try {
+      using _ = promise ?? (await this.#promise(asked));
       const { source } = record;
       const { size_bytes, fs_type } =
         source === undefined
@@ -178,7 +186,7 @@ export class VolumeBook implements VolumeProvider {
       if (sizeBytes <= before) return this.#view(record);
       if (state !== "available") throw new ProviderError("unavailable", `volume ${id} is ${state}`);
       assertSize(sizeBytes, this.#options);
-      await this.#assertRoom(sizeBytes - before);
+      using _ = await this.#promise(sizeBytes, before);
       const size_bytes = await this.#options.contents.grow(record, sizeBytes);
       return this.#view(this.#keep(record, { size_bytes }));
     });
@@ -245,10 +253,10 @@ export class VolumeBook implements VolumeProvider {
     zone?: string | undefined;
   }): Promise<VolumeCapacity> {
     this.#classOf(named);
-    const { contents, minimumBytes, maximumBytes } = this.#options;
+    const { minimumBytes, maximumBytes } = this.#options;
     const isElsewhere = zone !== undefined && zone !== this.#options.zone;
     return {
-      available_bytes: isElsewhere ? 0 : Math.max(0, Math.floor(await contents.room())),
+      available_bytes: isElsewhere ? 0 : await this.#room.free(),
       ...(minimumBytes !== undefined && { minimum_bytes: minimumBytes }),
       ...(maximumBytes !== undefined && { maximum_bytes: maximumBytes }),
     };
@@ -376,13 +384,10 @@ export class VolumeBook implements VolumeProvider {
     return record;
   }
 
-  async #assertRoom(bytes: number): Promise<void> {
-    const room = Math.max(0, Math.floor(await this.#options.contents.room()));
-    if (bytes > room)
-      throw new ProviderError("quota", `there is room for ${room} bytes of volumes, not for ${bytes}`, {
-        field: "size_bytes",
-        retryAfterMs: 30_000,
-      });
+  /** @param before what it has already @throws ProviderError quota */
+  #promise(sizeBytes: number, before = 0): Promise<Disposable> {
+    const { contents } = this.#options;
+    return this.#room.promise((contents.taken?.(sizeBytes) ?? sizeBytes) - before);
   }
 
   /** The record with this changed, as saved. @throws what `save` does: then it is as it was */

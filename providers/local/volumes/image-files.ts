@@ -154,4 +154,5 @@ async function fileSystemSize(path: string): Promise<{ bytes: number; blockBytes
   }
 }
 
-const wholeSize = (bytes: number): number => Math.max(MINIMUM_BYTES, Math.ceil(bytes / MIB) * MIB);
+/** Of the file of a disk that is to have so many bytes. */
+export const wholeSize = (bytes: number): number => Math.max(MINIMUM_BYTES, Math.ceil(bytes / MIB) * MIB);

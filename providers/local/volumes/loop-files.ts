@@ -30,6 +30,7 @@ import {
   makeImage,
   mendFileSystem,
   roomFor,
+  wholeSize,
 } from "./image-files.ts";
 import { attachLoop, detachLoop, isHeld, loopDevices, loopOf, resizeLoop } from "./loop-devices.ts";
 import { hostOptions } from "./mount-options.ts";
@@ -84,6 +85,10 @@ export class LoopVolumes implements HostVolumes {
 
   async room(): Promise<number> {
     return await roomFor(this.#dir);
+  }
+
+  taken(sizeBytes: number): number {
+    return wholeSize(sizeBytes);
   }
 
   async attach({ volume: { id, mode } }: VolumeRecord, use: VolumeUse): Promise<void> {

@@ -5,7 +5,7 @@ import type { MachineSpec } from "../../../src/provider/machine.ts";
 import type { PersistentVolumeSpec, VolumeAttachment, VolumeClaim } from "../../../src/provider/volume.ts";
 import { VolumeBook, type VolumeBookOptions, type VolumeRecord } from "../../../src/provider/volume-book.ts";
 import { systemClock } from "../../../src/util/clock.ts";
-import { VirtualClock } from "../../support/virtual-clock.ts";
+import { settle, VirtualClock } from "../../support/virtual-clock.ts";
 
 const options = { signal: new AbortController().signal };
 const GIB = 2 ** 30;
@@ -320,6 +320,103 @@ describe("growth", () => {
     isBroken = false;
     expect(await next.resize("disk", 2 * GIB, options)).toMatchObject({ size_bytes: 2 * GIB });
     expect(done.filter((each) => each.startsWith("grow"))).toHaveLength(2);
+  });
+});
+
+describe("room", () => {
+  /** A disk of so many bytes, of which a volume takes its own bit by bit, and all of it before it is there. */
+  function diskOf(total: number, more: Partial<VolumeBookOptions["contents"]> = {}) {
+    let used = 0;
+    const take = async (bytes: number) => {
+      for (const part of [Math.floor(bytes / 2), Math.ceil(bytes / 2)]) {
+        await settle();
+        used += part;
+      }
+    };
+    const disk = {
+      free: () => total - used,
+      contents: {
+        make: async ({ volume }: VolumeRecord) => {
+          await take(volume.size_bytes);
+          return { size_bytes: volume.size_bytes };
+        },
+        grow: async ({ volume }: VolumeRecord, bytes: number) => {
+          await take(bytes - volume.size_bytes);
+          return bytes;
+        },
+        remove: () => Promise.resolve(),
+        room: async () => {
+          const free = total - used;
+          await settle();
+          return free;
+        },
+        ...more,
+      },
+    };
+    return disk;
+  }
+  const ten = Array.from({ length: 10 }, (_, index) => `disk${index}`);
+  const outcomes = async (calls: Promise<unknown>[]) =>
+    (await Promise.allSettled(calls)).map((each) =>
+      each.status === "fulfilled" ? "ok" : (each.reason as ProviderError).code,
+    );
+
+  test("is not given twice to volumes that are made at the same time", async () => {
+    const { free, contents } = diskOf(900);
+    const book = setup().open({ contents });
+    const made = await outcomes(ten.map((id) => book.create(id, spec({ size_bytes: 100 }), options)));
+    expect(made.filter((each) => each === "quota").length).toBeGreaterThan(0);
+    expect(free()).toBeGreaterThanOrEqual(0);
+    // What was refused while others were being made may have had room.
+    for (const id of ten) await book.create(id, spec({ size_bytes: 100 }), options).catch(() => {});
+    expect(free()).toBe(0);
+  });
+
+  test("is not given twice to copies and to growth", async () => {
+    const { free, contents } = diskOf(1000);
+    const book = setup().open({ contents });
+    await book.create("disk", spec({ size_bytes: 100 }), options);
+    const source = { volume: "disk" };
+    const calls = ten.map((id) => book.create(id, spec({ size_bytes: 100, source }), options));
+    await outcomes([...calls, book.resize("disk", 800, options)]);
+    expect(free()).toBeGreaterThanOrEqual(0);
+  });
+
+  test("that is promised is not offered, and is had again when nothing comes of it", async () => {
+    const { contents } = diskOf(900);
+    const making = Promise.withResolvers<never>();
+    const book = setup().open({ contents: { ...contents, make: () => making.promise } });
+    const made = book.create("disk", spec({ size_bytes: 600 }), options);
+    await settle(20);
+    expect(await book.getCapacity({})).toMatchObject({ available_bytes: 300 });
+    making.reject(new Error("EIO"));
+    await expect(made).rejects.toThrow("EIO");
+    expect(await book.getCapacity({})).toMatchObject({ available_bytes: 900 });
+  });
+
+  test("is asked for anew by who repeats a create that a kill broke off", async () => {
+    const { contents } = diskOf(900);
+    const { open, saved } = setup();
+    void open({ contents: { ...contents, make: () => new Promise(() => {}) } }).create(
+      "disk",
+      spec({ size_bytes: 600 }),
+      options,
+    );
+    await expect.poll(() => saved.get("disk")?.volume.state).toBe("creating");
+    const next = open({ contents });
+    await next.create("other", spec({ size_bytes: 600 }), options);
+    await expect(next.create("disk", spec({ size_bytes: 600 }), options)).rejects.toEqual(code("quota"));
+    expect([...saved.keys()]).toEqual(["other"]);
+  });
+
+  test("is what a volume takes, which may be more than it asks for", async () => {
+    const { contents } = diskOf(900, { taken: (bytes) => Math.max(500, bytes) });
+    const book = setup().open({ contents });
+    const making = [
+      book.create("one", spec({ size_bytes: 1 }), options),
+      book.create("two", spec({ size_bytes: 1 }), options),
+    ];
+    expect(await outcomes(making)).toEqual(["ok", "quota"]);
   });
 });
 
