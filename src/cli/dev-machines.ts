@@ -40,7 +40,7 @@ export interface DevMachines {
   readonly said?: string | undefined;
   /** Of the cluster that this folder is for. */
   list(signal: AbortSignal): Promise<readonly Machine[]>;
-  /** Removes them all. What an earlier run has left belongs to a cluster that is gone. */
+  /** Removes them all, and their volumes. What an earlier run has left belongs to a cluster that is gone. */
   remove(): Promise<void>;
   /** Name servers for pods that want the cluster's: those of this host, where machines need to be told of any. */
   readonly nameservers?: readonly string[] | undefined;

@@ -16,6 +16,7 @@ import { systemClock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
 import { chooseEngine, type EngineName, fallBack } from "./dev-engine.ts";
 import { type DevMachines, machinesOf } from "./dev-machines.ts";
+import { removeVolumes } from "./dev-volumes.ts";
 import { VERSION } from "./version.ts";
 
 type HostEngine = Exclude<EngineName, "memory">;
@@ -114,8 +115,9 @@ export async function ownMachines(
   const isNew = !existsSync(dir);
   try {
     const backend = await startSomewhere(settings, logger);
+    const machines = machinesOf(backend.provider, {});
     return {
-      ...machinesOf(backend.provider, {}),
+      ...machines,
       engine,
       volumes: backend.provider,
       // On a laptop the examples would wait for room that they do not use.
@@ -123,6 +125,10 @@ export async function ownMachines(
       ...(engine === "process" ? { publishNames: writeHosts(hostsDir) } : { nameservers: await hostNameservers() }),
       provider: { type: "http-vm", url: backend.url, tokenFile },
       kind: KINDS[engine],
+      async remove() {
+        await machines.remove();
+        await removeVolumes(backend.provider);
+      },
       async close() {
         await backend.close();
         await clean();

@@ -17,7 +17,6 @@ import {
 import { ControllerService } from "../csi/controller.ts";
 import type { VolumeAccess, VolumeDriver } from "../devcluster/index.ts";
 import { CSI_DRIVER } from "../provider/csi-names.ts";
-import { clusterPrefix, LABEL_CLUSTER } from "../provider/owner.ts";
 import type { Provider } from "../provider/provider.ts";
 
 const CALL_MS = 30_000;
@@ -88,12 +87,12 @@ export async function volumeDriverOf(provider: Provider, clusterId: string): Pro
   };
 }
 
-/** Those of a cluster that is gone, as its machines are. */
-export async function removeVolumes(provider: Provider, clusterId: string): Promise<void> {
+/** All of a backend that is for one cluster alone, which is gone. No machine has any of them. */
+export async function removeVolumes(provider: Provider): Promise<void> {
   const { capabilities } = await provider.getInfo(call());
   const { volumes } = provider;
   if (volumes === undefined || !capabilities.includes("volumes.persistent")) return;
-  const { items } = await volumes.list({ ...call(), labels: { [LABEL_CLUSTER]: clusterPrefix(clusterId) } });
+  const { items } = await volumes.list({ ...call(), labels: {} });
   for (const { id, reservations } of items) {
     for (const { name } of reservations) await volumes.release(id, name, call());
     await volumes.delete(id, call());

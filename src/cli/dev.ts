@@ -23,7 +23,6 @@ import { FIRST_PORT, mustBeFree, startSmallCluster } from "./dev-cluster.ts";
 import { claimFolder } from "./dev-folder.ts";
 import { clusterIdOf, type DevMachines, type ForeignBackend, foreignMachines } from "./dev-machines.ts";
 import { simulatedMachines, simulationFlags, type SimulationOptions, withSimulationOptions } from "./dev-simulated.ts";
-import { removeVolumes } from "./dev-volumes.ts";
 import { printWelcome } from "./dev-welcome.ts";
 import { portNumber, signalToStop } from "./exit.ts";
 import { outliveFaults, PROGRAM_FOLDER } from "./faults.ts";
@@ -112,7 +111,7 @@ async function dev(options: DevOptions, logger: Logger, stop: AbortSignal): Prom
   let status: number;
   try {
     if (alone) {
-      await progress.of(LEFT_OVER, () => removeAll(machines, clusterId));
+      await progress.of(LEFT_OVER, () => machines.remove());
       cluster = await startSmallCluster({ port: options.demo ? 0 : options.port, machines, clusterId, logger });
     }
     const kubeconfig = options.kubeconfig ?? join(stateDir, "kubeconfig");
@@ -135,7 +134,7 @@ async function dev(options: DevOptions, logger: Logger, stop: AbortSignal): Prom
     if (!alone) console.log(`\n${whatStays(machines, options.nodeName)}`);
   } finally {
     try {
-      if (alone) await progress.of(ENDING, () => removeAll(machines, clusterId));
+      if (alone) await progress.of(ENDING, () => machines.remove());
     } catch (thrown) {
       isRemoved = false;
       console.error(
@@ -150,12 +149,6 @@ async function dev(options: DevOptions, logger: Logger, stop: AbortSignal): Prom
   }
   if (alone && !options.demo && isRemoved) console.log("\nThe cluster is gone, and all that was in it.");
   return isRemoved ? status : 1;
-}
-
-/** Machines first: they have the volumes. */
-async function removeAll(machines: DevMachines, clusterId: string): Promise<void> {
-  await machines.remove();
-  if (machines.volumes !== undefined) await removeVolumes(machines.volumes, clusterId);
 }
 
 function nodeName(text: string): string {

@@ -359,6 +359,7 @@ export const volumeCases: readonly ChecklistCase[] = [
   ).map(([kind, source]): ChecklistCase => ({
     ids: ["V09"],
     name: `a volume of kind ${kind} is refused, by name`,
+    ...(kind === "persistentVolumeClaim" && { lacks: "volumes.persistent" as const }),
     // The scheduler keeps a pod Pending whose claim does not exist.
     async run({ env, create, pods, shell, untilEvent }) {
       const main = shell("main", serve, { volumeMounts: [at("v", "/v")] });
@@ -370,6 +371,19 @@ export const volumeCases: readonly ChecklistCase[] = [
       await untilEvent("refused", "UnsupportedFeature", new RegExp(kind));
     },
   })),
+  {
+    ids: ["V09"],
+    name: "a pod whose claim does not exist waits for it, and is told so in kubelet's words",
+    needs: ["volumes.persistent"],
+    async run({ env, create, shell, untilEvent, statuses }) {
+      const volumes = [{ name: "v", persistentVolumeClaim: { claimName: "none" } }];
+      const main = shell("main", serve, { volumeMounts: [at("v", "/v")] });
+      // The scheduler would keep it to itself.
+      await create("waits", { nodeName: env.nodeName, volumes, containers: [main] });
+      await untilEvent("waits", "FailedMount", /unmounted volumes=\[v\].*persistentvolumeclaims "none" not found/);
+      expect(statuses("waits").map(({ phase }) => phase)).not.toContain("Failed");
+    },
+  },
   {
     ids: ["V10"],
     name: "a pod that outgrows the limit of its emptyDir is evicted in kubelet's words, and that is its own failure",
