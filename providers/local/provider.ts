@@ -418,7 +418,9 @@ export class LocalProvider implements Provider {
       validateSpec({ ...supervisor.spec, ephemeral_containers: [...others, spec] });
       this.#engine.validate?.({ ...supervisor.spec, ephemeral_containers: [spec] });
     }
-    this.#secrets.reserve(id, tenantOf(supervisor.spec.labels), secretBytes(patchedSpec(supervisor.spec, patch)));
+    const patched = patchedSpec(supervisor.spec, patch);
+    if (patch.ephemeral_containers !== undefined) this.#volumes?.assertJoinable(patched);
+    this.#secrets.reserve(id, tenantOf(supervisor.spec.labels), secretBytes(patched));
     try {
       await supervisor.patch(patch);
     } finally {

@@ -98,8 +98,8 @@ export interface MachineVolumes {
    * @throws Error when that is not so yet
    */
   detach(machine: Pick<VolumeUser, "record">): Promise<void>;
-  /** @throws Error when it is not attached */
+  /** Of mode `filesystem`: the folder. @throws Error when it is of another mode, or not attached */
   path(id: string): string;
-  /** The same of one that is a block device. */
+  /** Of mode `block`: the device. @throws Error when it is of another mode, or not attached */
   device(id: string): Promise<string>;
 }

@@ -183,7 +183,10 @@ export class MemoryProvider implements Provider {
   updatePod(id: string, patch: MachinePatch, { signal }: CallOptions): Promise<Machine> {
     return this.#call("updatePod", id, signal, () => {
       assertCapable(patchCapabilities(patch), this.#capabilities);
-      assertTellable(patchExcess(this.#machineOf(id).currentSpec, patch));
+      const { currentSpec } = this.#machineOf(id);
+      assertTellable(patchExcess(currentSpec, patch));
+      const { ephemeral_containers } = patch;
+      if (ephemeral_containers !== undefined) this.#volumes.assertJoinable({ ...currentSpec, ephemeral_containers });
       this.#machineOf(id).update(patch);
       return this.#find(id);
     });

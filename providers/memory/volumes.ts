@@ -75,6 +75,11 @@ export class MemoryVolumes {
     this.#book.assertClaimable(spec);
   }
 
+  /** @throws ProviderError as VolumeBook.assertJoinable */
+  assertJoinable(spec: MachineSpec): void {
+    this.#book.assertJoinable(spec);
+  }
+
   textsOf(id: string): Texts {
     const texts = this.#texts.get(id) ?? new Map<string, string>();
     this.#texts.set(id, texts);

@@ -146,6 +146,12 @@ export function patchCapabilities(patch: MachinePatch): Requirement[] {
   if (patch.registry_auth !== undefined) needs.push({ capability: "patch_registry_auth", field: "registry_auth" });
   if (patch.ephemeral_containers !== undefined)
     needs.push({ capability: "ephemeral_containers", field: "ephemeral_containers" });
+  // What a machine's own containers would not be given, one that joins them is not either.
+  patch.ephemeral_containers?.forEach((container, index) =>
+    containerNeeds(container, `ephemeral_containers.${index}`, (capability, field) =>
+      needs.push({ capability, field }),
+    ),
+  );
   return needs;
 }
 

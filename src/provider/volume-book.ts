@@ -194,7 +194,7 @@ export class VolumeBook implements VolumeProvider {
 
   delete(id: string, _options: CallOptions): Promise<void> {
     return this.inTurn(id, async () => {
-      const record = this.#records.get(id) ?? this.#unseen(id);
+      const record = this.#records.get(id) ?? unseenVolume(id, this.#options.clock.now());
       const { state } = record.volume;
       if (state === "deleted") return;
       const [attached] = this.#options.attachments(id);
@@ -279,6 +279,19 @@ export class VolumeBook implements VolumeProvider {
         throw new ProviderError("not_found", `there is no volume ${id}`, { field });
       assertMode(spec, claim, record, field);
       this.#assertFree(claim, record, field);
+    }
+  }
+
+  /**
+   * Whether a machine that has its volumes may get more containers: they have each volume as what it is.
+   *
+   * @param spec with the containers that are added
+   * @throws ProviderError invalid
+   */
+  assertJoinable(spec: MachineSpec): void {
+    for (const { claim } of volumeClaims(spec)) {
+      const record = this.#records.get(claim.volume);
+      if (record !== undefined) assertMode(spec, claim, record, "ephemeral_containers");
     }
   }
 
@@ -434,24 +447,6 @@ export class VolumeBook implements VolumeProvider {
     }
   }
 
-  /** Of an id that never was: its tombstone keeps a create away that is late. */
-  #unseen(id: string): VolumeRecord {
-    const created_at = new Date(this.#options.clock.now()).toISOString();
-    return {
-      fingerprint: "",
-      volume: {
-        id,
-        version: 0,
-        labels: {},
-        state: "creating",
-        size_bytes: 0,
-        mode: "filesystem",
-        created_at,
-        reservations: [],
-      },
-    };
-  }
-
   #find(id: string): VolumeRecord {
     const record = this.#records.get(id);
     if (record === undefined) throw noSuchVolume(id);
@@ -479,6 +474,23 @@ export class VolumeBook implements VolumeProvider {
       if (this.#turns.get(id) === turn) this.#turns.delete(id);
     }
   }
+}
+
+/** Of an id that never was: its tombstone keeps a create away that is late. */
+function unseenVolume(id: string, now: number): VolumeRecord {
+  return {
+    fingerprint: "",
+    volume: {
+      id,
+      version: 0,
+      labels: {},
+      state: "creating",
+      size_bytes: 0,
+      mode: "filesystem",
+      created_at: new Date(now).toISOString(),
+      reservations: [],
+    },
+  };
 }
 
 const isGone = ({ volume }: VolumeRecord): boolean => volume.state === "deleting" || volume.state === "deleted";

@@ -1,5 +1,5 @@
 /** Rules of ids and specifications, for every engine: what the document allows and this backend does not. */
-import { containersOf, type MachineSpec, ProviderError } from "../../../src/provider/kit/index.ts";
+import { containersOf, type MachineSpec, ProviderError, type Volume } from "../../../src/provider/kit/index.ts";
 
 const ID_PATTERN = /^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,199}$/;
 const NAME_PATTERN = /^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$/;
@@ -14,12 +14,12 @@ export function assertId(id: string): void {
 export function validateSpec(spec: MachineSpec): void {
   const invalid = (field: string, message: string) => new ProviderError("invalid", `${field}: ${message}`, { field });
   if (spec.containers.length === 0) throw invalid("containers", "a machine needs at least one container");
-  const volumes = new Set<string>();
-  for (const { name } of spec.volumes ?? []) {
+  const volumes = new Map<string, Volume["type"]>();
+  for (const { name, type } of spec.volumes ?? []) {
     // Engines make folders of these names.
     if (!NAME_PATTERN.test(name)) throw invalid("volumes.name", `"${name}" must be a DNS label`);
     if (volumes.has(name)) throw invalid("volumes.name", `"${name}" is used twice`);
-    volumes.add(name);
+    volumes.set(name, type);
   }
   const seen = new Set<string>();
   for (const { spec: container } of containersOf(spec)) {
@@ -33,5 +33,11 @@ export function validateSpec(spec: MachineSpec): void {
           `container "${container.name}" mounts volume "${mount.volume}", which does not exist`,
         );
     }
+    for (const { volume } of container.devices ?? [])
+      if (volumes.get(volume) !== "persistent")
+        throw invalid(
+          "containers.devices",
+          `container "${container.name}" has volume "${volume}" as a block device, which ${volumes.has(volume) ? "is none" : "does not exist"}`,
+        );
   }
 }

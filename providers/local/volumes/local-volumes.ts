@@ -22,6 +22,7 @@ import {
   type VolumeAttachment,
   VolumeBook,
   type VolumeClass,
+  type VolumeMode,
   type VolumeProvider,
   type VolumeRecord,
 } from "../../../src/provider/kit/index.ts";
@@ -99,6 +100,11 @@ export class LocalVolumes implements MachineVolumes {
   assertClaimable(spec: MachineSpec): void {
     assertMountOptions(spec);
     this.#book.assertClaimable(spec);
+  }
+
+  /** @throws ProviderError as VolumeBook.assertJoinable */
+  assertJoinable(spec: MachineSpec): void {
+    this.#book.assertJoinable(spec);
   }
 
   async attach(
@@ -196,11 +202,19 @@ export class LocalVolumes implements MachineVolumes {
   }
 
   path(id: string): string {
+    this.#assertMode(id, "filesystem");
     return this.#contents.path(id);
   }
 
   async device(id: string): Promise<string> {
+    this.#assertMode(id, "block");
     return await this.#contents.device(id);
+  }
+
+  /** Whatever was let through before: who writes to the device of a mounted file system is in its kernel. */
+  #assertMode(id: string, wanted: VolumeMode): void {
+    const mode = this.#book.record(id)?.volume.mode;
+    if (mode !== wanted) throw new HostError(`volume ${id} is of mode ${mode ?? "(unknown)"}, not ${wanted}`);
   }
 
   /** A machine's sample, with that of its volumes. */

@@ -10,7 +10,7 @@ import { containerEnvironment } from "./env.ts";
 import { expandWords, lookUpIn } from "./expansion.ts";
 import { renderHook, renderProbe } from "./handlers.ts";
 import { containerResources } from "./machine-resources.ts";
-import { renderMounts } from "./mounts.ts";
+import { renderDevices, renderMounts } from "./mounts.ts";
 import { containerSecurity } from "./security.ts";
 import { pullPolicy } from "./volumes.ts";
 
@@ -58,6 +58,8 @@ function renderValidContainer(context: RenderContext, container: AnyContainer, b
 
   const mounts = renderMounts(context, container, variables);
   if (!mounts.ok) return mounts;
+  const devices = renderDevices(context, container);
+  if (!devices.ok) return devices;
   const probes = renderProbes(context, container, budget);
   if (!probes.ok) return probes;
   const hooks = renderHooks(container);
@@ -81,7 +83,7 @@ function renderValidContainer(context: RenderContext, container: AnyContainer, b
       stdin_once: ifTrue(container.stdinOnce),
       resources: containerResources(container.resources),
       mounts: nonEmpty(mounts.value),
-      devices: nonEmpty(container.volumeDevices?.map(({ name, devicePath }) => ({ volume: name, path: devicePath }))),
+      devices: nonEmpty(devices.value),
       ports: nonEmpty(container.ports?.map((port) => renderPort(port, context.pod))),
       stop: container.lifecycle?.stopSignal ? { signal: container.lifecycle.stopSignal } : undefined,
       hooks: hooks.value,

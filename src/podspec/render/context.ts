@@ -1,5 +1,5 @@
 /** What the parts of one render share: what it is made from, and what they leave for each other. */
-import { uidOf } from "../../kube/pod.ts";
+import { containersOf, uidOf } from "../../kube/pod.ts";
 import type { Pod } from "../../kube/wire.ts";
 import type { Capability } from "../../provider/capabilities.ts";
 import { isReserved } from "../admission/reserved.ts";
@@ -24,6 +24,9 @@ export interface RenderContext extends RenderInput {
   /** Names of the volumes that the machine has; mounts of others are left out. */
   volumeNames: Set<string>;
   readOnlyVolumes: Set<string>;
+  /** What containers of the pod mount, and what they have as block devices: no volume is both. */
+  mountedVolumes: ReadonlySet<string>;
+  deviceVolumes: ReadonlySet<string>;
   /** Names of the volumes that the pod has. */
   declaredVolumes: ReadonlySet<string>;
   budget: PodBudget;
@@ -46,8 +49,14 @@ export function newContext(input: RenderInput): RenderContext {
     waiting: new Map(),
     volumeNames: new Set(),
     readOnlyVolumes: new Set(),
+    mountedVolumes: namesOf(pod, "volumeMounts"),
+    deviceVolumes: namesOf(pod, "volumeDevices"),
     declaredVolumes: new Set((pod.spec?.volumes ?? []).map(({ name }) => name)),
     budget: new PodBudget(),
     serviceVariables: () => (services ??= references.services && podServiceVariables(pod, references.services)),
   };
 }
+
+/** Not those of ephemeral containers: when they come, the volume is had already. */
+const namesOf = (pod: Pod, field: "volumeMounts" | "volumeDevices"): Set<string> =>
+  new Set(containersOf(pod).flatMap((container) => (container[field] ?? []).map(({ name }) => name)));

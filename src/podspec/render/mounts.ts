@@ -1,6 +1,6 @@
 /** Where a container sees its volumes, with their sub-paths. */
 import type { Container } from "../../kube/wire.ts";
-import type { Mount } from "../../provider/machine.ts";
+import type { ContainerSpec, Mount } from "../../provider/machine.ts";
 import { failure, type Result, success } from "../../util/result.ts";
 import { mayUse, type RenderContext } from "./context.ts";
 import { expand } from "./expansion.ts";
@@ -16,7 +16,7 @@ export function renderMounts(
 ): Result<Mount[]> {
   const mounts: Mount[] = [];
   for (const mount of container.volumeMounts ?? []) {
-    if (!context.declaredVolumes.has(mount.name))
+    if (!context.declaredVolumes.has(mount.name) || context.deviceVolumes.has(mount.name))
       return failure(`cannot find volume "${mount.name}" to mount into container "${container.name}"`);
     if (!context.volumeNames.has(mount.name)) continue;
     const subPath = subPathOf(context, mount, variables);
@@ -30,6 +30,17 @@ export function renderMounts(
     });
   }
   return success(mounts);
+}
+
+/** kubelet: makeBlockVolumes. */
+export function renderDevices(
+  { declaredVolumes, mountedVolumes }: RenderContext,
+  { name, volumeDevices }: Pick<Container, "name" | "volumeDevices">,
+): Result<NonNullable<ContainerSpec["devices"]>> {
+  const devices = volumeDevices ?? [];
+  const missing = devices.find((device) => !declaredVolumes.has(device.name) || mountedVolumes.has(device.name));
+  if (missing !== undefined) return failure(`cannot find volume "${missing.name}" to pass into container "${name}"`);
+  return success(devices.map((device) => ({ volume: device.name, path: device.devicePath })));
 }
 
 /** What the host mounts later is nothing to a machine that cannot see it. */

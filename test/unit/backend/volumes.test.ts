@@ -5,13 +5,16 @@ import { join } from "node:path";
 import { afterEach, expect, test } from "vitest";
 import { TornFiles } from "../../../providers/local/host/torn-files.ts";
 import { LOOP_VOLUME_CAPABILITIES } from "../../../providers/local/engines/capabilities.ts";
+import { validateSpec } from "../../../providers/local/machine/valid-spec.ts";
 import { FolderVolumes } from "../../../providers/local/volumes/folders.ts";
 import { LocalVolumes } from "../../../providers/local/volumes/local-volumes.ts";
 import { LoopVolumes } from "../../../providers/local/volumes/loop-files.ts";
-import type { MachineSpec } from "../../../src/provider/machine.ts";
+import type { MachineSpec, Volume } from "../../../src/provider/machine.ts";
+import type { VolumeClass } from "../../../src/provider/volume.ts";
 import { SharedPlaces } from "../../../src/queue/shared-places.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
+import { main, World } from "./world.ts";
 
 const folders: string[] = [];
 afterEach(() => folders.splice(0).forEach((folder) => rmSync(folder, { recursive: true, force: true })));
@@ -155,4 +158,53 @@ test("a disk in a file is no block device: its container could detach it, and ha
     message: "volumes of this class are of mode filesystem, not block",
   });
   expect(existsSync(file("disk"))).toBe(false);
+});
+
+test("a volume is had as what it is alone, whatever was let through before", async () => {
+  const { open } = setup((place) =>
+    Object.assign(new FolderVolumes(place), {
+      classes: [{ name: "both", sharing: "one", modes: ["filesystem", "block"] } satisfies VolumeClass],
+      device: (id: string) => Promise.resolve(`/dev/${id}`),
+    }),
+  );
+  const volumes = open();
+  await volumes.api.create("folder", spec, options);
+  await volumes.api.create("raw", { ...spec, mode: "block" }, options);
+  await expect(volumes.device("folder")).rejects.toThrow("volume folder is of mode filesystem, not block");
+  expect(() => volumes.path("raw")).toThrow("volume raw is of mode block, not filesystem");
+  expect(await volumes.device("raw")).toBe("/dev/raw");
+});
+
+test.each<[string, Volume[], string]>([
+  ["a volume that is not there", [], "does not exist"],
+  ["scratch space", [{ name: "data", type: "empty_dir", medium: "disk" }], "is none"],
+])("a machine that has %s as a block device is invalid", (_what, held, why) => {
+  const devices = [{ volume: "data", path: "/dev/x" }];
+  for (const wrong of [
+    { ...machine, containers: [{ name: "c", image: "i", devices }], volumes: held },
+    { ...machine, ephemeral_containers: [{ name: "debug", image: "i", devices }], volumes: held },
+  ])
+    expect(() => validateSpec(wrong)).toThrow(
+      expect.objectContaining({
+        code: "invalid",
+        field: "containers.devices",
+        message: expect.stringContaining(why),
+      }) as Error,
+    );
+});
+
+test("a running machine gets no container that has its mounted volume as a block device", async () => {
+  const world = await World.create();
+  const { volumes } = world.provider;
+  await volumes!.create("disk", spec, options);
+  await world.create({ volumes: machine.volumes! });
+  const devices = [{ volume: "data", path: "/dev/x" }];
+  const patch = { ephemeral_containers: [main("debug", { devices })] };
+  await expect(world.provider.updatePod("m1", patch, options)).rejects.toMatchObject({
+    code: "invalid",
+    field: "ephemeral_containers",
+    message: "volume disk is of mode filesystem: it is no block device",
+  });
+  await world.advance(0);
+  expect(world.starts("debug")).toEqual([]);
 });

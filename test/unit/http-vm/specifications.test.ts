@@ -159,12 +159,12 @@ describe("every specification that is admitted", () => {
   });
 });
 
-/** Names that are each other's own, and no mounts of volumes that are not there: what the reference backend asks for besides. */
+/** Names that are each other's own, and no volumes that are not there: what the reference backend asks for besides. */
 function coherent(spec: MachineSpec): MachineSpec {
   let next = 0;
   const name = () => (next++ === 0 ? "constructor" : `c${next}`);
-  const rename = <T extends { name: string; mounts?: unknown }>(list: T[] | undefined) =>
-    (list ?? []).map(({ mounts: _dropped, ...rest }) => ({ ...rest, name: name() }));
+  const rename = <T extends { name: string; mounts?: unknown; devices?: unknown }>(list: T[] | undefined) =>
+    (list ?? []).map(({ mounts: _dropped, devices: _too, ...rest }) => ({ ...rest, name: name() }));
   return {
     ...spec,
     containers: rename(spec.containers),

@@ -6,6 +6,7 @@ import {
   type MemoryProviderOptions,
 } from "../../../providers/memory/index.ts";
 import { shellProgram } from "../../../providers/memory/shell.ts";
+import { ALL_CAPABILITIES } from "../../../src/provider/capabilities.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
 import type { LogLine, MachineEvent } from "../../../src/provider/provider.ts";
 import { machineSpec, script } from "../../support/builders.ts";
@@ -476,4 +477,17 @@ describe("close", () => {
     await provider.close();
     await expect(provider.getPod("m", { signal })).rejects.toMatchObject({ code: "unavailable" });
   });
+});
+
+test("a machine gets no container that has its file system as a block device", async () => {
+  const { provider } = setup({ capabilities: ALL_CAPABILITIES });
+  await provider.volumes.create("disk", { labels: {}, size_bytes: 1024, mode: "filesystem" }, { signal });
+  await provider.createPod("m", spec({ volumes: [{ name: "data", type: "persistent", volume: "disk" }] }), { signal });
+  const debug = { ...script("sleep 3600"), name: "debug", devices: [{ volume: "data", path: "/dev/x" }] };
+  await expect(provider.updatePod("m", { ephemeral_containers: [debug] }, { signal })).rejects.toMatchObject({
+    code: "invalid",
+    field: "ephemeral_containers",
+  });
+  const { containers } = await provider.getPod("m", { signal });
+  expect(containers.map(({ name }) => name)).not.toContain("debug");
 });

@@ -2,7 +2,7 @@ import { describe, expect, test } from "vitest";
 import { ALL_CAPABILITIES } from "../../../src/provider/capabilities.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
 import type { RenderInput } from "../../../src/podspec/render/context.ts";
-import { renderMachineSpec } from "../../../src/podspec/render/render.ts";
+import { renderEphemeralContainers, renderMachineSpec } from "../../../src/podspec/render/render.ts";
 import { configMap, found, inputFor, podWith, podWithContainer, referencesWith, secret } from "./fixtures.ts";
 
 function ready(input: RenderInput): { spec: MachineSpec; reasons: string[] } {
@@ -436,6 +436,35 @@ describe("refusing", () => {
 });
 
 describe("an ephemeral container", () => {
+  test.each([
+    [
+      "the file system of its pod as a block device",
+      { volumeMounts: [{ name: "data", mountPath: "/data" }] },
+      { volumeDevices: [{ name: "data", devicePath: "/dev/x" }] },
+      'cannot find volume "data" to pass into container "debug"',
+    ],
+    [
+      "the block device of its pod as a file system",
+      { volumeDevices: [{ name: "data", devicePath: "/dev/x" }] },
+      { volumeMounts: [{ name: "data", mountPath: "/data" }] },
+      'cannot find volume "data" to mount into container "debug"',
+    ],
+    [
+      "a block device that its pod does not have",
+      {},
+      { volumeDevices: [{ name: "none", devicePath: "/dev/x" }] },
+      'cannot find volume "none" to pass into container "debug"',
+    ],
+  ])("that asks for %s waits, and is never asked for", (_what, own, asked, message) => {
+    const pod = podWithContainer(own, {
+      volumes: [{ name: "data", persistentVolumeClaim: { claimName: "data" } }],
+      ephemeralContainers: [{ name: "debug", image: "busybox", ...asked }],
+    });
+    const { containers, waiting } = renderEphemeralContainers(inputFor(pod), new Set());
+    expect(containers).toEqual([]);
+    expect(waiting.get("debug")).toEqual({ reason: "CreateContainerConfigError", message });
+  });
+
   test("names the container that it is to debug", () => {
     const pod = podWith({
       ephemeralContainers: [{ name: "debug", image: "busybox", targetContainerName: "app" }],

@@ -1,7 +1,7 @@
 import fc from "fast-check";
 import { describe, expect, test } from "vitest";
 import { specFingerprint } from "../../../src/provider/fingerprint.ts";
-import type { MachineSpec } from "../../../src/provider/machine.ts";
+import type { ContainerSpec, MachineSpec } from "../../../src/provider/machine.ts";
 import {
   assertCapable,
   assertRuntimeHandler,
@@ -145,6 +145,17 @@ describe("requiredCapabilities", () => {
       "resize",
       "patch_registry_auth",
       "ephemeral_containers",
+    ]);
+  });
+
+  test.each<[string, Partial<ContainerSpec>, string, string]>([
+    ["a block device", { devices: [{ volume: "v", path: "/dev/v" }] }, "volumes.block", "devices"],
+    ["all rights", { security: { privileged: true } }, "privileged", "security.privileged"],
+    ["a device of its host", { cdi_devices: ["v.example/gpu=0"] }, "cdi_devices", "cdi_devices"],
+  ])("a container that joins a machine needs for %s what one of its own does", (_what, rest, capability, field) => {
+    expect(patchCapabilities({ ephemeral_containers: [containerSpec(rest)] })).toEqual([
+      { capability: "ephemeral_containers", field: "ephemeral_containers" },
+      { capability, field: `ephemeral_containers.0.${field}` },
     ]);
   });
 });

@@ -1,7 +1,7 @@
 /** Volumes of a provider that keeps them by itself: what of them a kill, a full disk or a second caller may find. */
 import { describe, expect, test } from "vitest";
 import { ProviderError } from "../../../src/provider/errors.ts";
-import type { MachineSpec } from "../../../src/provider/machine.ts";
+import type { ContainerSpec, MachineSpec } from "../../../src/provider/machine.ts";
 import type { PersistentVolumeSpec, VolumeAttachment, VolumeClaim } from "../../../src/provider/volume.ts";
 import { VolumeBook, type VolumeBookOptions, type VolumeRecord } from "../../../src/provider/volume-book.ts";
 import { systemClock } from "../../../src/util/clock.ts";
@@ -262,6 +262,23 @@ describe("a machine", () => {
     const { book } = setup();
     await book.create("disk", spec(), options);
     expect(() => book.assertClaimable(wrong)).toThrow(code("invalid"));
+  });
+
+  test.each<["filesystem" | "block", Partial<ContainerSpec>]>([
+    ["filesystem", { devices: [{ volume: "v0", path: "/dev/x" }] }],
+    ["block", { mounts: [{ volume: "v0", path: "/x" }] }],
+  ])("that has a volume of mode %s gets no container that has it as the other", async (mode, use) => {
+    const { book, attach } = setup({ classes: [{ name: "local", sharing: "one", modes: ["filesystem", "block"] }] });
+    await book.create("disk", spec({ mode }), options);
+    attach("disk");
+    const joined = (rest: Partial<ContainerSpec>): MachineSpec => ({
+      ...machine({}),
+      ephemeral_containers: [{ name: "debug", image: "i", ...rest }],
+    });
+    expect(() => book.assertJoinable(joined({}))).not.toThrow();
+    expect(() => book.assertJoinable(joined(use))).toThrow(
+      expect.objectContaining({ code: "invalid", field: "ephemeral_containers" }) as Error,
+    );
   });
 
   test("has a volume only to read where it is reserved for that", async () => {
