@@ -103,6 +103,7 @@ export class ContainerStarter {
       const images = await this.#obtainImages(spec, container);
       const parts = { ...images, devices: await this.#prepareDevices(spec.name) };
       await starts.run(tenant, async () => {
+        await this.#context.haveVolumes();
         const begun = await this.#begin(spec, parts, backoff);
         instance = begun?.instance;
         if (begun !== undefined) await this.#startShim(begun.instance, begun.command);

@@ -31,6 +31,8 @@ export interface MachineContext {
   isReady(): boolean;
   /** Undefined while there is none: not made yet, lost, or destroyed. */
   sandbox(): Sandbox | undefined;
+  /** @throws Error when a volume of the machine cannot be had yet: then no container begins */
+  haveVolumes(): Promise<void>;
   /** A container has a new image: what images are in use has changed. */
   onImagesChanged(): void;
   /** Something has changed that the plan depends on. */

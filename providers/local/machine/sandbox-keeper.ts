@@ -49,6 +49,8 @@ export class SandboxKeeper {
   /** On the monotonic clock, in milliseconds. */
   #retry = { at: 0, failures: 0 };
   #cancelStorage: (() => void) | undefined;
+  /** Volumes of it could not be had when its sandbox was found again. */
+  #lacksVolumes = false;
 
   constructor(context: MachineContext, running: () => ContainerRef[], events: SandboxEvents) {
     this.#context = context;
@@ -204,8 +206,10 @@ export class SandboxKeeper {
       if (!work.isClosing) await work.inEngine(this.#destroy({ keepVolumes: true }));
       return !work.isClosing;
     }
-    const found = await work.inEngine(answered(clock, "recover", this.#found()));
+    const { engine, home } = this.#context;
+    const found = await work.inEngine(answered(clock, "recover", engine.recover(home)));
     const sandbox = found && limitedSandbox(found, clock);
+    if (sandbox !== undefined) await this.#findVolumes();
     if (work.isClosing) {
       await sandbox?.close();
       return false;
@@ -215,12 +219,23 @@ export class SandboxKeeper {
     return true;
   }
 
-  /** Its volumes are where its next containers look for them. */
-  async #found(): Promise<Sandbox | undefined> {
-    const { engine, home, state, volumes, work } = this.#context;
-    const sandbox = await engine.recover(home);
-    if (sandbox !== undefined) await volumes?.attach(state, { signal: work.closing, isRunning: true });
-    return sandbox;
+  /** What runs can be watched, stopped and deleted whatever becomes of this: on a full disk, say. */
+  async #findVolumes(): Promise<void> {
+    this.#lacksVolumes = this.#context.volumes !== undefined;
+    try {
+      await this.haveVolumes();
+    } catch (thrown) {
+      this.#context.logger.error({ err: thrown }, "Cannot have the machine's volumes again: no container begins");
+    }
+  }
+
+  /** Its volumes are where its next containers look for them. @throws Error when that is not so yet */
+  async haveVolumes(): Promise<void> {
+    const { state, volumes, work, clock } = this.#context;
+    if (!this.#lacksVolumes) return;
+    const attached = volumes?.attach(state, { signal: work.closing, isRunning: true });
+    await work.inEngine(answered(clock, "recover", Promise.resolve(attached)));
+    this.#lacksVolumes = false;
   }
 
   #adopt(sandbox: Sandbox): void {
@@ -288,6 +303,7 @@ export class SandboxKeeper {
     const { engine, home, state, volumes, clock } = this.#context;
     const sandbox = this.#sandbox;
     this.#sandbox = undefined;
+    this.#lacksVolumes = false;
     await sandbox?.close().catch(() => {});
     const destroy = async () => {
       await engine.destroy(home, options);

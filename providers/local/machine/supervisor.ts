@@ -117,6 +117,7 @@ export class Supervisor implements MachineHome {
       work: this.#work,
       isReady: () => this.#ready,
       sandbox: () => this.#keeper.sandbox,
+      haveVolumes: () => this.#keeper.haveVolumes(),
       onImagesChanged: () => context.onImagesChanged(),
       replan: () => this.#replan(),
     };

@@ -88,19 +88,30 @@ export async function keepReserved(image: string): Promise<void> {
 }
 
 async function reserve(file: string, size: number): Promise<void> {
+  const fallocate = (options: readonly string[]) =>
+    run(tool("fallocate"), [...options, "--length", String(size), file]);
   try {
-    // By writing, where the file system cannot reserve.
-    await run(tool("fallocate"), ["--posix", "--length", String(size), file]);
+    try {
+      await fallocate([]);
+    } catch (thrown) {
+      if (!(thrown instanceof CommandError) || !/not supported/i.test(thrown.stderr)) throw thrown;
+      // By writing, where the file system cannot reserve. Up to util-linux 2.40 it says nothing of a disk that is full.
+      await fallocate(["--posix"]);
+      if (statSync(file).size < size) throw fullDisk(size);
+    }
   } catch (thrown) {
     if (!(thrown instanceof CommandError) || !/No space left|File too large|quota exceeded/i.test(thrown.stderr))
       throw thrown;
-    throw new ProviderError("quota", `the host's disk has no room for a volume of ${size} bytes`, {
-      field: "size_bytes",
-      retryAfterMs: 30_000,
-      cause: thrown,
-    });
+    throw fullDisk(size, thrown);
   }
 }
+
+const fullDisk = (size: number, cause?: Error): ProviderError =>
+  new ProviderError("quota", `the host's disk has no room for a volume of ${size} bytes`, {
+    field: "size_bytes",
+    retryAfterMs: 30_000,
+    cause,
+  });
 
 export async function roomFor(dir: string): Promise<number> {
   const { bavail, blocks, bsize } = await statfs(dir);

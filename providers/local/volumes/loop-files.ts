@@ -94,12 +94,22 @@ export class LoopVolumes implements HostVolumes {
   async attach({ volume: { id, mode } }: VolumeRecord, use: VolumeUse): Promise<void> {
     // Nobody is given it: see device().
     if (mode === "block") return;
-    await keepReserved(this.#image(id));
     const mounted = await this.#mounted(id);
+    await this.#keepReserved(id, mounted !== undefined);
     if (mounted === undefined) await this.#mount(id, use);
     else if (mounted.options.includes("ro") !== use.readOnly) await this.#remount(id, use);
     if (use.group !== undefined && !use.readOnly)
       await ownTree(this.path(id), use.group, { onMismatchOnly: use.groupOnMismatchOnly === true });
+  }
+
+  /** Who has it already goes on though the host's disk is full: what was given back is missed when it is written. */
+  async #keepReserved(id: string, isMounted: boolean): Promise<void> {
+    try {
+      await keepReserved(this.#image(id));
+    } catch (thrown) {
+      if (!isMounted) throw thrown;
+      this.#logger.error({ volume: id, err: thrown }, "Cannot reserve all of a volume that machines have mounted");
+    }
   }
 
   async #mount(id: string, { mountOptions, readOnly }: VolumeUse): Promise<void> {

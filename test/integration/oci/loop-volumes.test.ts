@@ -109,6 +109,31 @@ else {
     expect(await loopOf(image)).toBeUndefined();
   });
 
+  test("a full disk keeps nobody from a volume that is mounted, and one whose room is gone from being mounted", async () => {
+    const { volumes, open, record, dir, image } = setup();
+    const folder = join(dir, "d");
+    const host = join(dir, "host");
+    writeFileSync(host, "");
+    truncateSync(host, 40 * MIB);
+    execFileSync("mkfs.ext4", ["-q", "-O", "^has_journal", "-m", "0", host]);
+    execFileSync("mount", ["-o", "loop", host, folder]);
+    onTestFinished(async () => {
+      await volumes.detach("d");
+      execFileSync("umount", [folder]);
+    });
+    await volumes.make(record, undefined);
+    await volumes.attach(record, USE);
+    // As what a tenant's discards had given back.
+    execFileSync("fallocate", ["--punch-hole", "--offset", String(28 * MIB), "--length", String(2 * MIB), image]);
+    expect(() => writeFileSync(join(folder, "full"), Buffer.alloc(40 * MIB))).toThrow(/ENOSPC/);
+    await open().attach(record, USE);
+    writeFileSync(join(volumes.path("d"), "said"), "kept");
+    await volumes.detach("d");
+    await expect(volumes.attach(record, USE)).rejects.toMatchObject({ code: "quota" });
+    await expect(volumes.grow(record, 64 * MIB)).rejects.toMatchObject({ code: "quota" });
+    expect(statSync(image).size).toBe(32 * MIB);
+  });
+
   test("half a disk that a kill has left is made anew", async () => {
     const { volumes, record, image } = setup();
     writeFileSync(`${image}.new`, "half");

@@ -1,7 +1,9 @@
 import { existsSync, readFileSync, readdirSync, statSync } from "node:fs";
 import { join } from "node:path";
-import { expect, test } from "vitest";
+import { describe, expect, onTestFinished, test, vi } from "vitest";
 import { LocalProvider } from "../../../providers/local/provider.ts";
+import { FolderVolumes } from "../../../providers/local/volumes/folders.ts";
+import { ProviderError } from "../../../src/provider/errors.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { main, sidecar, World } from "./world.ts";
 
@@ -281,4 +283,56 @@ test("nothing is left on the disk of a machine that could not be created", async
   mend();
   await world.create({});
   expect(world.running()).toEqual(["a"]);
+});
+
+describe("a machine that runs, and whose volumes cannot be had again", () => {
+  /** As of a host whose disk is full, or of one that answers nothing. */
+  async function restarted(attach: () => Promise<void>) {
+    const world = await World.create();
+    await world.provider.volumes!.create("disk", { labels: {}, size_bytes: 1024, mode: "filesystem" }, world);
+    await world.create({ volumes: [{ name: "v", type: "persistent", volume: "disk" }], containers: [main("a")] });
+    const attaching = vi.spyOn(FolderVolumes.prototype, "attach").mockImplementation(attach);
+    onTestFinished(() => attaching.mockRestore());
+    const restart = world.restart();
+    await vi.waitUntil(() => attaching.mock.calls.length > 0);
+    await world.advance(30_000);
+    await restart;
+    return { world, mend: () => attaching.mockRestore() };
+  }
+  const full = () => Promise.reject(new ProviderError("quota", "the host's disk has no room"));
+
+  test("is in sight, and is stopped", async () => {
+    const { world } = await restarted(full);
+    expect(await world.machine()).toMatchObject({ state: "running", reachability: "ok" });
+    expect(world.running()).toEqual(["a"]);
+    await world.stop(1);
+    expect((await world.machine()).state).toBe("stopped");
+    expect(world.running()).toEqual([]);
+  });
+
+  test("is deleted by force", async () => {
+    const { world } = await restarted(full);
+    await world.provider.deletePod("m1", { force: true, signal: world.signal });
+    await world.advance(0);
+    expect((await world.machine()).state).toBe("deleted");
+  });
+
+  test("begins no container before it has them, and says why", async () => {
+    const { world, mend } = await restarted(full);
+    await world.exit("a", 1);
+    await world.advance(0);
+    expect(world.running()).toEqual([]);
+    expect(await world.container("a")).toMatchObject({
+      state: "waiting",
+      message: expect.stringContaining("no room") as string,
+    });
+    mend();
+    await world.advance(10_000);
+    expect(world.running()).toEqual(["a"]);
+  });
+
+  test("is in sight though nobody answers", async () => {
+    const { world } = await restarted(() => new Promise(() => {}));
+    expect(await world.machine()).toMatchObject({ state: "running", reachability: "ok" });
+  });
 });
