@@ -182,6 +182,21 @@ export const VOLUME_MUTANTS: Record<string, Mutant> = {
       : spec,
   ),
   "disks/room-is-told": storing(() => ({ getCapacity: () => Promise.resolve({ available_bytes: 0 }) })),
+  "disks/no-device-of-a-file-system": {
+    provider: (sound) => ({
+      updatePod: (id, patch, options) =>
+        sound.updatePod(
+          id,
+          {
+            ...patch,
+            ...(patch.ephemeral_containers !== undefined && {
+              ephemeral_containers: patch.ephemeral_containers.map(({ devices: _unseen, ...rest }) => rest),
+            }),
+          },
+          options,
+        ),
+    }),
+  },
   "disks/stats-tell-of-them": {
     provider: (sound) => ({
       getStats: async (options) => (await sound.getStats(options)).map(({ volumes: _untold, ...sample }) => sample),

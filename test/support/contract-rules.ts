@@ -71,6 +71,7 @@ const HOLDERS: readonly Holder[] = [
   { begins: "What it may use at most", checks: ["limits/"] },
   { begins: "Relative to the volume's root", why: "A kit is not to try to break out of a stranger's host" },
   { begins: "A path of the machine itself", why: "Only the host's owner knows which paths are the machine's" },
+  { begins: "A machine whose containers have it as the other", checks: ["disks/no-device-of-a-file-system"] },
   { begins: "A volume that is reserved", checks: ["disks/reservations-keep-others-out"] },
   { begins: "Relative, without `..`", why: "A kit is not to try to break out of a stranger's host" },
   { begins: "Attempts in a row that must succeed", checks: ["probes/readiness-decides-ready"] },

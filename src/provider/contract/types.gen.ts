@@ -1455,7 +1455,7 @@ export interface components {
       modes?: components["schemas"]["VolumeMode"][];
     };
     /**
-     * @description Whether a volume is a file system, which the backend makes, or a block device, empty at first.
+     * @description Whether a volume is a file system, which the backend makes, or a block device, empty at first. A machine whose containers have it as the other is refused, and so is a container that joins a running machine.
      * @enum {string}
      */
     VolumeMode: "filesystem" | "block";
@@ -2301,4 +2301,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: e258f32b4ae05b412d158802cddf5a44a5fd14834d4e174e49236246063d0d65
+// sha256 of openapi.yaml: 43d3b1e054f6b5aa2475ad1b7fe4d74a2b834eab75bafdb4c1760b0bdb5856f8

@@ -499,6 +499,34 @@ export const PERSISTENT_VOLUME_CHECKS: readonly Check[] = [
   ...RULES.map((rule) => ({ ...rule, needs: NEEDS })),
   ...COPY_RULES.map((rule) => ({ ...rule, needs: [...NEEDS, "volumes.clone" as const] })),
   {
+    name: "disks/no-device-of-a-file-system",
+    needs: [...NEEDS, "ephemeral_containers"],
+    why: "Who writes to the device below a mounted file system writes into the kernel that has it mounted.",
+    async run(context: CheckContext) {
+      const { id: volume } = await made(context, "raw");
+      const mounted = mounting(context, "raw", FOREVER, [{ volume }]);
+      const use = { mounts: [], devices: [{ volume: "data-0", path: "/dev/conformance" }] };
+      await context.expectCode(
+        context.create("", { ...mounted, containers: [context.container(FOREVER, use)] }),
+        ["invalid", "unsupported"],
+        "a machine that has a file system as a block device",
+      );
+      const { id } = await context.running("", mounted);
+      const ephemeral_containers = [context.container("exit 0", { name: "debug", ...use })];
+      await context.expectCode(
+        context.provider.updatePod!(id, { ephemeral_containers }, { signal: context.signal }),
+        ["invalid", "unsupported"],
+        "a container that joins a machine, and has its file system as a block device",
+      );
+      const { containers } = await context.provider.getPod(id, { signal: context.signal });
+      context.expect(
+        containers.every(({ name }) => name !== "debug"),
+        "no container that was refused",
+        "the machine has it",
+      );
+    },
+  },
+  {
     name: "disks/stats-tell-of-them",
     needs: [...NEEDS, "stats"],
     why: "Whoever is to add room has to see that it runs out.",
