@@ -26,7 +26,7 @@ export interface InstanceType {
   readonly zone?: string | undefined;
   /** The cloud may take it back. */
   readonly spot?: boolean | undefined;
-  /** So many are kept running that are no machine yet. */
+  /** So many are kept running, by each node, that are no machine yet. */
   readonly warm?: number | undefined;
 }
 

@@ -6,6 +6,9 @@
  * A machine's entry names the VM first, and then the machine claims it: so a claim that nobody lived to use is seen by
  * the machine's own entry, which names the VM no more, or is not there. The VM is that of the machine whose claim
  * stands here, whatever other entries name it.
+ *
+ * Until it is claimed only its owner judges it, for nodes of one scope may want other sizes, and make VMs of something
+ * else. An owner writes its entries again from time to time: one that stays as it is has no owner any more.
  */
 import type { Entry } from "./cloud.ts";
 
@@ -16,6 +19,8 @@ export interface PoolRecord {
   readonly name: string;
   readonly phase: PoolPhase;
   readonly vm: string;
+  /** The node whose pool it is in; empty where nodes are not told apart. */
+  readonly owner: string;
   readonly type: string;
   readonly zone?: string | undefined;
   /** What it is made of: image, size and all else that would be another today. */
@@ -35,18 +40,24 @@ export const poolEntryOf = (vm: string): string => `_pool.${vm}`;
 
 /** @throws TypeError when it is no record of ours */
 export function poolRecordOf({ name, words, version }: Entry): PoolRecord {
-  const { phase, vm, type, zone, content, machine } = words;
+  const { phase, vm, owner = "", type, zone, content, machine } = words;
   if (phase === undefined || !PHASES.includes(phase) || vm === undefined || type === undefined || content === undefined)
     throw new TypeError(`the entry ${name} is not a pool's`);
-  return { name, phase: phase as PoolPhase, vm, type, zone, content, machine, version };
+  return { name, phase: phase as PoolPhase, vm, owner, type, zone, content, machine, version };
 }
 
-export function poolWordsOf(record: Omit<PoolRecord, "version" | "name">, scope: string): Entry["words"] {
-  const { phase, vm, type, zone, content, machine } = record;
+/** @param at now: so that an entry that is written again is another */
+export function poolWordsOf(
+  record: Omit<PoolRecord, "version" | "name">,
+  { scope, at }: { scope: string; at: string },
+): Entry["words"] {
+  const { phase, vm, owner, type, zone, content, machine } = record;
   return {
     [POOL]: scope,
+    at,
     phase,
     vm,
+    owner,
     type,
     content,
     ...(zone !== undefined && { zone }),

@@ -1,7 +1,8 @@
 /**
  * VMs that run before there is a machine for them, so many of each size as is said (`InstanceType.warm`). Their entries
- * (`pool-record.ts`) are all that is known of them, so that several agents share a pool, and what one leaves behind
- * when it is killed another finds: an order that came late, a claim that was not used, a VM of an image that is old.
+ * (`pool-record.ts`) are all that is known of them, so that several agents of a node share a pool, and what one leaves
+ * behind when it is killed another finds: an order that came late, a claim that was not used, a VM of an image that is
+ * old. Agents of other nodes leave it alone, until nobody has kept it for long.
  */
 import { createHash } from "node:crypto";
 import {
@@ -12,7 +13,7 @@ import {
   type Random,
 } from "../../src/provider/kit/index.ts";
 import { type CloudCalls, sensible } from "./cloud-calls.ts";
-import type { InstanceType, Vm, VmRequest } from "./cloud.ts";
+import type { Entry, InstanceType, Vm, VmRequest } from "./cloud.ts";
 import type { Guests } from "./guests.ts";
 import type { Quarantine } from "./instance-types.ts";
 import { BIRTH_LABEL, newVmName, POOL_LABEL, SCOPE_LABEL } from "./labels.ts";
@@ -27,6 +28,8 @@ interface PoolOptions {
   readonly version: (options: CallOptions) => Promise<string>;
   readonly quarantine: Quarantine;
   readonly scope: string;
+  /** The node that this is the pool of, once that is known. */
+  readonly owner: () => string;
   /** How long a VM may take until its guest answers, and a guest that has answered may be silent. */
   readonly bootMs: number;
   /** Unclaimed ones are replaced when they are older. */
@@ -38,6 +41,12 @@ interface PoolOptions {
 
 /** Between two looks whether a claim is still used. */
 const CLAIMS_MS = 60_000;
+/** An owner writes an entry again when it has been the same for so long... */
+const RENEW_MS = 5 * 60_000;
+/** ...and after this has forsaken it. */
+const FORSAKEN_MS = 30 * 60_000;
+/** A claim may meet a renewal, which comes seldom. */
+const CLAIM_TRIES = 2;
 
 /** A VM that a machine may claim. */
 type WarmVm = Pick<PoolRecord, "name" | "vm">;
@@ -48,6 +57,8 @@ export class Pool {
   readonly #ready = new Map<string, PoolRecord>();
   /** Monotonic time since when something is as it is. */
   #sights = new Map<string, number>();
+  /** Monotonic time of the last round that saw the entries. */
+  #lookedAt = -Infinity;
 
   constructor(options: PoolOptions) {
     this.#options = options;
@@ -67,9 +78,11 @@ export class Pool {
 
   /** True when the VM that the machine's entry names is its own, from now on at the latest. */
   async claim(machine: MachineRecord, options: CallOptions): Promise<boolean> {
-    const record = await this.#read(machine.pool!, options);
-    if (record?.phase !== "warm") return isOf(record, machine);
-    if ((await this.#advance(record, { phase: "claimed", machine: machine.id }, options)) !== undefined) return true;
+    for (let tries = 0; tries < CLAIM_TRIES; tries++) {
+      const record = await this.#read(machine.pool!, options);
+      if (record?.phase !== "warm") return isOf(record, machine);
+      if ((await this.#advance(record, { phase: "claimed", machine: machine.id }, options)) !== undefined) return true;
+    }
     return isOf(await this.#read(machine.pool!, options), machine);
   }
 
@@ -90,15 +103,17 @@ export class Pool {
     const wanted = (await types(options)).filter(({ warm = 0 }) => warm > 0);
     if (records.length === 0 && wanted.length === 0) return;
     const contents = await this.#contentsOf(wanted, options);
-    const before = this.#sights;
-    this.#sights = new Map();
+    const before = this.#before();
     // The list may lag: what is not in it may be claimed.
     const listed = new Set(records.map(({ name }) => name));
     for (const name of this.#ready.keys()) if (!listed.has(name)) this.#ready.delete(name);
     const kept = new Map<string, number>();
     for (const record of records.toSorted((a, b) => a.name.localeCompare(b.name))) {
-      const type = wanted.find(({ name, zone }) => name === record.type && zone === record.zone);
       const isUnclaimed = record.phase === "warming" || record.phase === "warm";
+      const isOwn = record.owner === this.#options.owner();
+      const sameMs = this.#sameMs(record, before);
+      if (isUnclaimed && !isOwn && sameMs < FORSAKEN_MS) continue;
+      const type = isOwn ? wanted.find(({ name, zone }) => name === record.type && zone === record.zone) : undefined;
       const isCurrent = type !== undefined && contents.get(keyOf(type)) === record.content;
       const has = (type && kept.get(keyOf(type))) ?? 0;
       const isNeeded = isCurrent && has < (type.warm ?? 0);
@@ -112,6 +127,26 @@ export class Pool {
       for (let i = 0; i < lacking; i++)
         await this.#quietly(() => this.#add(type, contents.get(keyOf(type))!, options), options);
     }
+  }
+
+  /** What was seen in the round before. */
+  #before(): ReadonlyMap<string, number> {
+    const now = this.#options.clock.monotonic();
+    const before = this.#sights;
+    this.#sights = new Map();
+    // While nothing could be seen, owners could not write either.
+    if (now - this.#lookedAt > RENEW_MS) for (const key of [...before.keys()].filter(isOfEntry)) before.delete(key);
+    this.#lookedAt = now;
+    return before;
+  }
+
+  /** For how long the entry was seen as it is. */
+  #sameMs({ name, version }: PoolRecord, before: ReadonlyMap<string, number>): number {
+    const key = `${ENTRY}${name} ${version}`;
+    const now = this.#options.clock.monotonic();
+    const since = before.get(key) ?? now;
+    this.#sights.set(key, since);
+    return now - since;
   }
 
   /** @param type undefined: it is not needed. @returns whether it stays, claimed or not */
@@ -142,6 +177,7 @@ export class Pool {
         return false;
       }
       case "leaving":
+        this.#ready.delete(record.name);
         await this.#remove(record, options);
         return false;
     }
@@ -168,7 +204,8 @@ export class Pool {
     if (now - since > maxAgeMs || now - answered > bootMs) return false;
     if (!isReady) this.#ready.delete(record.name);
     else if (record.phase === "warm") this.#ready.set(record.name, record);
-    else await this.#advance(record, { phase: "warm" }, options);
+    if (isReady && record.phase === "warming") await this.#advance(record, { phase: "warm" }, options);
+    else if (this.#sameMs(record, before) >= RENEW_MS) await this.#advance(record, {}, options);
     return true;
   }
 
@@ -194,12 +231,12 @@ export class Pool {
 
   /** The entry names the VM before it is ordered. */
   async #add(type: InstanceType, content: string, options: CallOptions): Promise<void> {
-    const { cloud, quarantine, random, scope } = this.#options;
+    const { cloud, quarantine, random, owner } = this.#options;
     if (quarantine.has(type)) return;
     const vm = newVmName(random);
     const name = poolEntryOf(vm);
-    const record = { phase: "warming", vm, type: type.name, zone: type.zone, content } as const;
-    const entry = await cloud.createEntry(name, poolWordsOf(record, scope), options);
+    const record = { phase: "warming", vm, owner: owner(), type: type.name, zone: type.zone, content } as const;
+    const entry = await cloud.createEntry(name, this.#wordsOf(record), options);
     if (entry !== undefined) await this.#order(poolRecordOf(entry), type, options);
   }
 
@@ -246,8 +283,13 @@ export class Pool {
   }
 
   async #advance(record: PoolRecord, change: Partial<PoolRecord>, options: CallOptions): Promise<unknown> {
-    const words = poolWordsOf({ ...record, ...change }, this.#options.scope);
+    const words = this.#wordsOf({ ...record, ...change });
     return await this.#options.cloud.swapEntry(record.name, words, record.version, options);
+  }
+
+  #wordsOf(record: Omit<PoolRecord, "version" | "name">): Entry["words"] {
+    const { clock, scope } = this.#options;
+    return poolWordsOf(record, { scope, at: new Date(clock.now()).toISOString() });
   }
 
   async #quietly(work: () => Promise<unknown>, { signal }: CallOptions): Promise<void> {
@@ -260,6 +302,9 @@ export class Pool {
   }
 }
 
+/** Begins the sights of entries. */
+const ENTRY = "entry ";
+const isOfEntry = (key: string): boolean => key.startsWith(ENTRY);
 const isOf = (record: PoolRecord | undefined, { id }: MachineRecord): boolean =>
   record?.phase === "claimed" && record.machine === id;
 const keyOf = ({ name, zone = "" }: InstanceType): string => `${name} ${zone}`;

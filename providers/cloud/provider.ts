@@ -15,6 +15,8 @@ import {
   isOver,
   isSubset,
   isProviderError,
+  LABEL_CLUSTER,
+  LABEL_NODE,
   linkAbort,
   type LogLine,
   type Logger,
@@ -113,6 +115,8 @@ export class CloudProvider implements Provider {
   readonly #known = new Map<string, Known>();
   readonly #events: MachineEvents;
   readonly #stop = new AbortController();
+  /** The cluster and node whose machines it is asked for. */
+  #owner = "";
   #revision: number;
   #watchers = 0;
   #isRunning = false;
@@ -135,7 +139,8 @@ export class CloudProvider implements Provider {
     const common = { cloud: this.#cloud, guests: this.#guests, views: this.#views, bootMs, clock, logger };
     const ordering = { ...common, types, quarantine, scope, random };
     const version = async (call: CallOptions) => (await cloud.version?.(call)) ?? "";
-    this.#pool = new Pool({ ...ordering, version, maxAgeMs: options.poolMaxAgeMs ?? 360 * MINUTE_MS });
+    const maxAgeMs = options.poolMaxAgeMs ?? 360 * MINUTE_MS;
+    this.#pool = new Pool({ ...ordering, version, owner: () => this.#owner, maxAgeMs });
     const orders = new VmOrders({ ...ordering, pool: this.#pool });
     this.#work = new MachineWork({ ...common, orders, pool: this.#pool });
     this.#ears = new GuestEars({ onChange: (id) => this.#lookQuietly(id), clock, signal: this.#stop.signal });
@@ -169,7 +174,7 @@ export class CloudProvider implements Provider {
   // --------------------------------------------------------------------------------------------------------- machines
 
   async createPod(id: string, spec: MachineSpec, options: CallOptions): Promise<Machine> {
-    this.#run();
+    this.#run(spec.labels);
     assertCapable(requiredCapabilities(spec), this.#capabilities);
     const known = this.#knownOf(id);
     const before = known.spec;
@@ -209,7 +214,7 @@ export class CloudProvider implements Provider {
     includeDeleted = false,
     signal,
   }: CallOptions & { labels: Record<string, string>; includeDeleted?: boolean | undefined }): Promise<MachineList> {
-    this.#run();
+    this.#run(labels);
     const records = await this.#cloud.records({ signal });
     const unknown = new Map<string, UnknownMachine>();
     const ids = this.#idsOf(records, labels);
@@ -262,7 +267,7 @@ export class CloudProvider implements Provider {
     since: number,
     { signal, labels }: CallOptions & { labels: Record<string, string> },
   ): AsyncGenerator<MachineEvent> {
-    this.#run();
+    this.#run(labels);
     this.#watchers++;
     try {
       for await (const event of this.#events.watch(since, signal))
@@ -392,7 +397,9 @@ export class CloudProvider implements Provider {
 
   // ------------------------------------------------------------------------------------------------------------ loops
 
-  #run(): void {
+  /** @param labels of machines, which tell whose agent asks */
+  #run({ [LABEL_CLUSTER]: cluster, [LABEL_NODE]: node }: Readonly<Record<string, string>> = {}): void {
+    if (this.#owner === "" && cluster !== undefined && node !== undefined) this.#owner = `${cluster}.${node}`;
     if (this.#isRunning) return;
     this.#isRunning = true;
     const { makeEveryMs = 1000, lookEveryMs = 5000, collectEveryMs = MINUTE_MS } = this.#options;

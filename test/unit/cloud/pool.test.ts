@@ -1,6 +1,7 @@
 import { afterEach, describe, expect, test } from "vitest";
 import type { InstanceType } from "../../../providers/cloud/cloud.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
+import { ownerLabels } from "../../../src/provider/owner.ts";
 import { machineSpec, script } from "../../support/builders.ts";
 import { CloudAgents, unavailable } from "../../support/cloud-agents.ts";
 import { type CloudStateOptions, LARGE, SMALL } from "../../support/cloud-state.ts";
@@ -174,6 +175,101 @@ describe("a VM that waits", () => {
     const before = setup.vmNames;
     await setup.pass(MINUTE_MS);
     expect(setup.vmNames).toEqual(before);
+  });
+});
+
+describe("nodes of one scope", () => {
+  const labels = (node: string) => ownerLabels("cluster", node);
+
+  /** An agent of that node, with its pool filled. */
+  async function node(setup: CloudAgents, name: string, types: InstanceType[]) {
+    const agent = setup.agent({ types });
+    await agent.getPods({ signal, labels: labels(name) });
+    await setup.pass(16_000);
+    return agent;
+  }
+
+  test.each([
+    ["sizes", [SMALL, { ...LARGE, warm: 1 }]],
+    ["counts", warm(1)],
+    ["content", [{ ...SMALL, resources: { ...SMALL.resources, memory_bytes: 1 }, warm: 1 }, LARGE]],
+  ])("that want other %s leave each other's VMs alone", async (_what, others) => {
+    const setup = new CloudAgents();
+    await node(setup, "a", warm(2));
+    await node(setup, "b", others);
+    await setup.pass(10 * MINUTE_MS);
+    expect(setup.cloud.state.ordered.map(({ name }) => name)).toEqual(setup.vmNames);
+    expect(setup.vmNames).toHaveLength(3);
+  });
+
+  test("of the same name in two clusters leave each other's VMs alone", async () => {
+    const setup = new CloudAgents();
+    await node(setup, "a", warm(2));
+    await setup.agent({ types: warm(0) }).getPods({ signal, labels: ownerLabels("another cluster", "a") });
+    await setup.pass(10 * MINUTE_MS);
+    expect(setup.cloud.state.ordered).toHaveLength(2);
+  });
+
+  test("give machines no VM of another's pool", async () => {
+    const setup = new CloudAgents();
+    await node(setup, "a", warm(1));
+    const other = await node(setup, "b", warm(0));
+    await other.createPod("m", spec({ labels: labels("b") }), { signal });
+    expect(setup.cloud.state.ordered.at(-1)!.labels).toMatchObject({ "vmlet-machine": "m" });
+  });
+
+  test("leave a VM that waits alone for as long as its node has an agent", async () => {
+    const setup = new CloudAgents();
+    await node(setup, "a", warm(1));
+    await node(setup, "b", warm(0));
+    await setup.pass(120 * MINUTE_MS);
+    expect(setup.cloud.state.ordered).toHaveLength(1);
+  });
+
+  test("remove what a node without an agent has left, half an hour after it", async () => {
+    const setup = new CloudAgents();
+    const gone = await node(setup, "a", warm(1));
+    await node(setup, "b", warm(0));
+    await gone.close();
+    await setup.pass(24 * MINUTE_MS);
+    expect(setup.vmNames).toHaveLength(1);
+    await setup.pass(8 * MINUTE_MS);
+    expect(setup.vmNames).toEqual([]);
+    expect(setup.cloud.state.words.size).toBe(0);
+  });
+
+  test("take no node for gone because the cloud could not be asked for long", async () => {
+    const setup = new CloudAgents();
+    await node(setup, "a", warm(1));
+    await node(setup, "b", warm(0));
+    await setup.pass(MINUTE_MS);
+    setup.cloud.before = () => {
+      throw unavailable();
+    };
+    await setup.pass(60 * MINUTE_MS);
+    // What is listed first is what was there before.
+    setup.cloud.before = (call) => {
+      if (call === "entries.swap") throw unavailable();
+    };
+    await setup.pass(MINUTE_MS);
+    setup.cloud.before = undefined;
+    await setup.pass(10 * MINUTE_MS);
+    expect(setup.cloud.state.ordered).toHaveLength(1);
+  });
+
+  test("claim a VM whose entry was written again just then", async () => {
+    const setup = new CloudAgents();
+    const agent = await node(setup, "a", warm(1));
+    const { state } = setup.cloud;
+    let renewals = 0;
+    setup.cloud.before = (call, name) => {
+      if (call !== "entries.swap" || !name.startsWith("_pool") || renewals++ > 0) return;
+      const { words, version } = state.entry(name);
+      state.swapEntry(name, words, version);
+    };
+    await agent.createPod("m", spec({ labels: labels("a") }), { signal });
+    expect(state.ordered).toHaveLength(1);
+    expect(renewals).toBe(2);
   });
 });
 
