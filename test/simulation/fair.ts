@@ -12,6 +12,8 @@ const LIMIT_MS = 20 * 60_000;
 const LEAST_MS = 3 * 60_000;
 const QUIET_MS = 10 * 60_000;
 const MOST_LAST_WORDS = 5;
+/** Of the one VM that waits for a machine, every five minutes. */
+const MOST_RENEWALS = 3;
 /** More requests of one kind about one pod within a minute are a loop. */
 const MOST_REQUESTS = 80;
 const MINUTE_MS = 60_000;
@@ -82,7 +84,7 @@ async function serveAll(sim: Simulation): Promise<void> {
   throw new Violation("L7", "never stops asking");
 }
 
-/** L6: when nothing changes, nothing is written. */
+/** L6: when nothing changes, nothing is written but signs of life. */
 async function judgeQuiet(sim: Simulation): Promise<void> {
   const { network, world } = sim;
   network.sent.clear();
@@ -93,6 +95,8 @@ async function judgeQuiet(sim: Simulation): Promise<void> {
   }
   const hasDeadline = (uid: string) => world.api.byUid(uid)?.spec.activeDeadlineSeconds !== undefined;
   for (const [what, times] of network.sent) {
+    if (what.endsWith("entry.renew") && times > MOST_RENEWALS)
+      throw new Violation("L6", `renews ${times} times in peace: ${what}`);
     if (
       hasDeadline(what.split(" ")[0]!) ||
       !/api\.(PATCH|DELETE)|(be|vm)\.(create|stop|delete|update)|entry\.(create|swap|remove)/.test(what)

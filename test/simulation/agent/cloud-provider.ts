@@ -79,7 +79,9 @@ function vmsOf({ network }: Agent, cloud: CloudWorld, send: Send): VmCloud {
       ),
     create: (name, words) => send("entry.create", idOf(name), true, () => state.createEntry(name, words)),
     swap: (name, words, version) =>
-      send("entry.swap", idOf(name), true, (sender) => cloud.swap(name, words, version, sender)),
+      send(cloud.isRenewal(name, words) ? "entry.renew" : "entry.swap", idOf(name), true, (sender) =>
+        cloud.swap(name, words, version, sender),
+      ),
     remove: (name, version) => send("entry.remove", idOf(name), true, () => state.removeEntry(name, version)),
   };
   return {

@@ -2,6 +2,7 @@
  * The cloud of a world whose machines are VMs: entries and VMs as `test/support/cloud-state.ts` keeps them, guests whose machines are the
  * backend's, and what befalls VMs. What is judged at the backend is judged at the guests; here, what is done to VMs and entries.
  */
+import { isDeepStrictEqual } from "node:util";
 import { BIRTH_LABEL, MACHINE_LABEL, POOL_LABEL, SCOPE_LABEL } from "../../../providers/cloud/labels.ts";
 import { isLive } from "../../../providers/cloud/machine-work.ts";
 import { poolRecordOf } from "../../../providers/cloud/pool-record.ts";
@@ -89,6 +90,13 @@ export class CloudWorld {
     const ends = after.phase === "ending" || after.phase === "burying";
     if (ends && before?.phase !== "ending") this.#judgeEnd(name, after, sender);
     return entry;
+  }
+
+  /** It says of a VM that waits what is known, and that its owner lives. */
+  isRenewal(name: string, { at: _at, ...words }: Entry["words"]): boolean {
+    if (!isPools(name)) return false;
+    const { at: _before, ...known } = this.state.words.get(name)?.words ?? {};
+    return isDeepStrictEqual(words, known);
   }
 
   #judgeEnd(id: string, record: MachineRecord, sender: Sender): void {
