@@ -202,11 +202,22 @@ export class Pool {
     this.#sights.set(record.name, since);
     this.#sights.set(`${record.name} answers`, answered);
     if (now - since > maxAgeMs || now - answered > bootMs) return false;
+    await this.#note(record, isReady, before, options);
+    return true;
+  }
+
+  /** Offers it to machines or not, and writes what has changed, or that its owner lives. */
+  async #note(
+    record: PoolRecord,
+    isReady: boolean,
+    before: ReadonlyMap<string, number>,
+    options: CallOptions,
+  ): Promise<void> {
     if (!isReady) this.#ready.delete(record.name);
     else if (record.phase === "warm") this.#ready.set(record.name, record);
-    if (isReady && record.phase === "warming") await this.#advance(record, { phase: "warm" }, options);
-    else if (this.#sameMs(record, before) >= RENEW_MS) await this.#advance(record, {}, options);
-    return true;
+    const phase = isReady ? "warm" : record.phase;
+    if (phase !== record.phase || this.#sameMs(record, before) >= RENEW_MS)
+      await this.#advance(record, { phase }, options);
   }
 
   /** True while the entry of the machine that has claimed this VM needs it. */

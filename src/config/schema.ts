@@ -198,11 +198,7 @@ const soldSchema = z.strictObject({
   price: z.number().min(0).optional().describe("By the hour, in any currency: the cheapest that fits is taken."),
   zone: z.string().min(1).optional().describe("Member of the cluster, or @group of members, that it is to be had on."),
   spot: z.boolean().optional().describe("The cloud may take it back."),
-  warm: z
-    .int()
-    .min(0)
-    .default(0)
-    .describe("So many are kept running for pods of this node to come. They cost what others cost."),
+  warm: z.int().min(0).default(0).describe("So many run and wait for pods of this node. They cost what others cost."),
 });
 
 const cloudSchema = z.strictObject({
