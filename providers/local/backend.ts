@@ -105,6 +105,7 @@ export async function startBackend(config: BackendConfig, options: BackendOption
     logger,
     host: config.hostName,
     version,
+    persistentVolumes: config.persistentVolumes,
     startConcurrency: config.startConcurrency,
     logMaxBytes: logBytesOf(config),
     logMaxFiles: config.logs.maxFiles,

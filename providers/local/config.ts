@@ -216,6 +216,12 @@ export const backendConfigSchema = z
           ),
       })
       .prefault({}),
+    persistentVolumes: z
+      .boolean()
+      .default(true)
+      .describe(
+        "Whether volumes that outlive machines are offered, where the engine has them. false where stateDir may be gone before they are, as in a container: a cluster would count on what is lost. Volumes that machines have stay theirs. Default true.",
+      ),
     startConcurrency: z
       .int()
       .min(1)

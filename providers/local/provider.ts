@@ -19,6 +19,7 @@ import {
   assertRuntimeHandler,
   assertTellable,
   type CallOptions,
+  type Capability,
   type DeleteOptions,
   type Clock,
   goArchitecture,
@@ -79,6 +80,8 @@ interface LocalProviderOptions {
   host: string;
   version: string;
   capacity?: ProviderCapacity | undefined;
+  /** Whether volumes that outlive machines are offered, where the engine has them. Default: they are. */
+  persistentVolumes?: boolean | undefined;
   /** Sandboxes and containers that may be starting at once. */
   startConcurrency?: number | undefined;
   logMaxBytes?: number | undefined;
@@ -99,6 +102,7 @@ interface LocalProviderOptions {
 }
 
 const START_CONCURRENCY = 8;
+const VOLUME_CAPABILITIES: readonly Capability[] = ["volumes.persistent", "volumes.block", "volumes.clone"];
 /** Volumes that are measured at a time. */
 const VOLUME_WALKS = 2;
 /** kubelet's containerLogMaxSize and containerLogMaxFiles. */
@@ -127,7 +131,7 @@ export class LocalProvider implements Provider {
   readonly #secrets: SecretBudget;
   readonly #care: HostCare;
   readonly #plugins: HostPlugins | undefined;
-  /** Absent: the engine has none. */
+  /** Absent: the engine has none. Machines keep theirs though none are offered any more. */
   readonly #volumes: LocalVolumes | undefined;
   readonly volumes?: VolumeProvider;
   readonly #context: SupervisorContext;
@@ -147,7 +151,7 @@ export class LocalProvider implements Provider {
     this.#plugins = options.plugins && new HostPlugins(options.plugins, { ...options, supervisors: this.#supervisors });
     this.#care = new HostCare({ ...options, devices: this.#plugins?.devices, supervisors: this.#supervisors });
     this.#volumes = volumesOf(options, () => [...this.#supervisors.values()].map(({ record }) => record));
-    if (this.#volumes !== undefined) this.volumes = this.#volumes.api;
+    if (this.#volumes !== undefined && options.persistentVolumes !== false) this.volumes = this.#volumes.api;
     this.#context = {
       engine: options.engine,
       volumes: this.#volumes,
@@ -295,7 +299,7 @@ export class LocalProvider implements Provider {
   }
 
   getInfo(_options: CallOptions): Promise<ProviderInfo> {
-    const capabilities = new Set(this.#engine.capabilities);
+    const capabilities = new Set(capabilitiesOf(this.#options));
     if (this.#care.tellsCapacity) capabilities.add("capacity");
     if (this.#plugins !== undefined) capabilities.add("devices");
     return Promise.resolve({
@@ -306,7 +310,7 @@ export class LocalProvider implements Provider {
       os: "linux",
       architecture: goArchitecture(process.arch),
       ...(this.#engine.reserved !== undefined && { reserved: this.#engine.reserved }),
-      ...(this.#volumes?.classes !== undefined && { volumeClasses: this.#volumes.classes }),
+      ...(this.volumes !== undefined && this.#volumes?.classes && { volumeClasses: this.#volumes.classes }),
       ...(this.#engine.runtimeHandlers !== undefined && { runtimeHandlers: this.#engine.runtimeHandlers }),
     });
   }
@@ -327,7 +331,7 @@ export class LocalProvider implements Provider {
         throw new ProviderError("unavailable", `what is left of a former machine ${id} is still being removed`);
       assertTellable(specExcess(spec));
       validateSpec(spec);
-      assertCapable(requiredCapabilities(spec), this.#engine.capabilities);
+      assertCapable(requiredCapabilities(spec), capabilitiesOf(this.#options));
       assertRuntimeHandler(spec, this.#engine.runtimeHandlers);
       this.#engine.validate?.(spec);
       this.#volumes?.assertClaimable(spec);
@@ -411,7 +415,7 @@ export class LocalProvider implements Provider {
     options.signal.throwIfAborted();
     this.#assertOpen();
     const supervisor = this.#find(id);
-    assertCapable(patchCapabilities(patch), this.#engine.capabilities);
+    assertCapable(patchCapabilities(patch), capabilitiesOf(this.#options));
     assertTellable(patchExcess(supervisor.spec, patch));
     for (const spec of patch.ephemeral_containers ?? []) {
       const others = (supervisor.spec.ephemeral_containers ?? []).filter((known) => !isDeepStrictEqual(known, spec));
@@ -519,6 +523,14 @@ export class LocalProvider implements Provider {
 
 function storeOf({ stateDir, clock, logger, secrets }: LocalProviderOptions): MachineStore {
   return new MachineStore(stateDir, clock, new TornFiles(stateDir, logger), secrets?.dir);
+}
+
+/** The engine's, without those that the host's owner does not offer. */
+function capabilitiesOf({ engine, persistentVolumes }: LocalProviderOptions): readonly Capability[] {
+  const { capabilities } = engine;
+  return persistentVolumes === false
+    ? capabilities.filter((each) => !VOLUME_CAPABILITIES.includes(each))
+    : capabilities;
 }
 
 /** Undefined where the engine has none. */

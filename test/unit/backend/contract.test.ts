@@ -1,4 +1,5 @@
-import { expect, test } from "vitest";
+import { describe, expect, test } from "vitest";
+import type { MachineSpec } from "../../../src/provider/machine.ts";
 import type { MachineEvent } from "../../../src/provider/provider.ts";
 import { machine, main, World } from "./world.ts";
 
@@ -100,4 +101,31 @@ test("a status that was handed out does not change later", async () => {
   const before = await world.machine();
   await world.stop(1);
   expect(before.state).toBe("running");
+});
+
+describe("a backend whose state may be gone before its volumes are", () => {
+  const disk = { labels: {}, size_bytes: 1024, mode: "filesystem" } as const;
+  const claim = { volumes: [{ name: "v", type: "persistent", volume: "disk" }] } satisfies Partial<MachineSpec>;
+
+  test("offers none, and takes no machine that asks for one", async () => {
+    const world = await World.create((fresh) => (fresh.persistentVolumes = false));
+    const { capabilities, volumeClasses } = await world.provider.getInfo({ signal: world.signal });
+    const offered = capabilities.filter((each) => /^volumes\.(persistent|block|clone)$/.test(each));
+    expect({ offered, volumeClasses, volumes: world.provider.volumes }).toEqual({ offered: [] });
+    expect(capabilities).toContain("volumes.empty_dir");
+    await expect(world.create(claim)).rejects.toMatchObject({ code: "unsupported" });
+  });
+
+  test("leaves machines the volumes that they have from before", async () => {
+    const world = await World.create();
+    await world.provider.volumes!.create("disk", disk, world);
+    await world.create(claim);
+    await world.restart(() => (world.persistentVolumes = false));
+    await world.exit("a", 1);
+    await world.advance(0);
+    expect(world.running()).toEqual(["a"]);
+    await world.stop(1);
+    await world.restart(() => (world.persistentVolumes = true));
+    expect(await world.provider.volumes!.get("disk", world)).toMatchObject({ state: "available", attachments: [] });
+  });
 });

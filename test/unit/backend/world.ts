@@ -93,6 +93,8 @@ export class World {
   images: ImageStore | undefined;
   /** The engine that says which specifications it takes. Default: all of them are. */
   judge: Engine | undefined;
+  /** Whether volumes that outlive machines are offered. Default: they are. */
+  persistentVolumes: boolean | undefined;
   /** Where machines' secrets are. Default: on the disk. */
   secrets: { dir: string; maxBytes: number } | undefined;
   patched: string[] = [];
@@ -148,6 +150,7 @@ export class World {
       shims: shimsOf(this),
       stateDir: this.stateDir,
       secrets: this.secrets,
+      persistentVolumes: this.persistentVolumes,
       plugins: this.plugins && { ...this.plugins, onReady: (devices) => (this.devices = devices) },
       eviction: this.eviction,
       observe: () => Promise.resolve(this.observed),

@@ -330,6 +330,12 @@ describe("the agent's configuration", () => {
     expect(backendConfigOf(objectsOf(name)).engine.type).toBe(engine);
   });
 
+  test.each(["backend", "backend-oci", "backend-cri"])("of %s offers no volumes that would outlive its pod", (name) => {
+    const { volumes } = find(objectsOf(name), "Deployment", "burst-vmlet-backend").spec.template.spec;
+    expect(volumes.find((volume: Json) => volume.name === "state")).toHaveProperty("emptyDir");
+    expect(backendConfigOf(objectsOf(name)).persistentVolumes).toBe(false);
+  });
+
   test("of the backend has what the values say besides", async () => {
     const config = { engine: { network: { cidr: "10.77.0.0/16" } }, systemReserved: { cpu: "500m" } };
     const image = { repository: "r.example.com/backend" };
