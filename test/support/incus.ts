@@ -70,17 +70,34 @@ function restrictedCertificate(folder: string, incus: TestIncus["incus"]): { cer
   return { certFile, keyFile };
 }
 
-/** @param guestConfig of the guest in the image, in place of the usual one; it is told the host's address there */
-export async function startIncus(
+interface StartOptions {
+  /** Of the guest in the image, in place of the usual one; it is told the host's address there. */
+  readonly guestConfig?: ((gateway: string) => string) | undefined;
+}
+
+/** What was begun when it fails is taken away again: the host's network would keep it. */
+export async function startIncus(sandbox: Sandbox, options: StartOptions = {}): Promise<TestIncus> {
+  await using begun = new AsyncDisposableStack();
+  const incus = await start(sandbox, options, begun);
+  const all = begun.move();
+  return { ...incus, stop: () => all.disposeAsync() };
+}
+
+async function start(
   sandbox: Sandbox,
-  { guestConfig }: { guestConfig?: ((gateway: string) => string) | undefined } = {},
-): Promise<TestIncus> {
+  { guestConfig }: StartOptions,
+  begun: AsyncDisposableStack,
+): Promise<Omit<TestIncus, "stop">> {
   const port = await freePort();
   const folder = join(sandbox.dir, "incus");
   await mkdir(folder);
   const env = { ...process.env, INCUS_DIR: folder };
-  const start = () => sandbox.spawn("incusd", INCUSD, ["--group", "root"], { env });
-  const members = [start()];
+  const startMember = () => sandbox.spawn("incusd", INCUSD, ["--group", "root"], { env });
+  begun.defer(() => unmountAll(folder));
+  const members = [startMember()];
+  begun.defer(async () => {
+    for (const member of members) await member.stop(20_000);
+  });
   const incus = (...words: string[]) => execFileSync("incus", words, { env, encoding: "utf8", timeout: 60_000 });
   const untilAnswers = () =>
     waitFor({ what: "Incus to answer" }, () =>
@@ -97,7 +114,19 @@ export async function startIncus(
     projects: [{ name: "burst", config: { "features.networks": "false" } }],
     cluster: { server_name: "one", enabled: true },
   };
+  // What fails on the way may have made the network already.
+  begun.defer(() => {
+    if (incus("network", "list", "--format", "csv", "--columns", "n").split("\n").includes(network))
+      incus("network", "delete", network);
+  });
   execFileSync("incus", ["admin", "init", "--preseed"], { env, input: JSON.stringify(preseed) });
+  const instances = () => {
+    const told = incus("query", "/1.0/instances?project=burst");
+    return (JSON.parse(told) as string[]).map((path) => new URL(path, "http://incus").pathname.split("/").at(-1)!);
+  };
+  begun.defer(() => {
+    for (const name of instances()) incus("delete", "--force", "--project", "burst", name);
+  });
   const cloud: IncusSettings = {
     type: "incus",
     url: `https://${address}`,
@@ -115,10 +144,6 @@ export async function startIncus(
   const signal = AbortSignal.timeout(600_000);
   const fingerprint = await buildGuestImage(file, { suite: "bookworm", guestConfig: guestConfig?.(gateway), signal });
   await bringImage(cloud, { file, fingerprint, alias: IMAGE }, { signal });
-  const instances = () => {
-    const told = incus("query", "/1.0/instances?project=burst");
-    return (JSON.parse(told) as string[]).map((path) => new URL(path, "http://incus").pathname.split("/").at(-1)!);
-  };
   return {
     cloud,
     gateway,
@@ -127,19 +152,17 @@ export async function startIncus(
     instances,
     async restart(member) {
       await members[member]!.kill("SIGKILL");
-      members[member] = start();
+      members[member] = startMember();
       await untilAnswers();
     },
-    async stop() {
-      for (const name of instances()) incus("delete", "--force", "--project", "burst", name);
-      incus("network", "delete", network);
-      for (const member of members) await member.stop(20_000);
-      // Of LXC's and of the daemon's own mounts.
-      const mounts = await readFile("/proc/mounts", "utf8");
-      for (const line of mounts.split("\n").toReversed()) {
-        const [, place = ""] = line.split(" ");
-        if (place.startsWith(folder)) execFileSync("umount", ["-l", place]);
-      }
-    },
   };
+}
+
+/** Of LXC's and of the daemon's own mounts. */
+async function unmountAll(folder: string): Promise<void> {
+  const mounts = await readFile("/proc/mounts", "utf8");
+  for (const line of mounts.split("\n").toReversed()) {
+    const [, place = ""] = line.split(" ");
+    if (place.startsWith(folder)) execFileSync("umount", ["-l", place]);
+  }
 }

@@ -3,7 +3,7 @@ import { execFileSync } from "node:child_process";
 import { writeFile } from "node:fs/promises";
 import { createConnection, createServer, type Server } from "node:net";
 import { join } from "node:path";
-import { afterAll, afterEach, beforeAll, expect, test } from "vitest";
+import { afterAll, afterEach, beforeAll, describe, expect, test } from "vitest";
 import { IncusCloud } from "../../../providers/cloud/incus/cloud.ts";
 import { checkVmCloud } from "../../../providers/cloud/index.ts";
 import { incusProblems } from "../../../providers/cloud/incus/check.ts";
@@ -24,7 +24,35 @@ import { busyboxImage, missingForImages, startRegistry } from "../../support/reg
 
 const missing = [...(await missingForIncus()), ...[missingForImages() ?? []].flat()];
 if (missing.length > 0) leaveOut("pods on Incus", missing);
-else pods();
+else {
+  test("an Incus that cannot be set up to its end leaves no network and no daemon behind", failsHalfWay, 120_000);
+  describe("pods on Incus", pods);
+}
+
+async function failsHalfWay(): Promise<void> {
+  await using sandbox = await createSandbox("incus-half");
+  const output = (command: string, ...words: string[]) => execFileSync(command, words, { encoding: "utf8" });
+  const fault = new Error("no image");
+  let bridge: string | undefined;
+  const traces = () => ({
+    link: output("ip", "-o", "link").includes(`${bridge}:`),
+    rules: output("nft", "list", "ruleset").includes(`${bridge}`),
+    processes: output("ps", "-eo", "args").includes(`--interface=${bridge}`),
+    mounts: output("cat", "/proc/mounts").includes(sandbox.dir),
+  });
+  let before: object | undefined;
+  const guestConfig = (gateway: string) => {
+    const line = output("ip", "-o", "-4", "address")
+      .split("\n")
+      .find((each) => each.includes(` ${gateway}/`));
+    [, bridge] = line!.trim().split(/\s+/);
+    before = traces();
+    throw fault;
+  };
+  await expect(startIncus(sandbox, { guestConfig })).rejects.toBe(fault);
+  expect(before).toMatchObject({ link: true, rules: true, processes: true });
+  expect(traces()).toEqual({ link: false, rules: false, processes: false, mounts: false });
+}
 
 /** What it says it is, and that it serves. */
 const PROGRAM = `echo hello from $(hostname); echo here >/tmp/index.html; httpd -p 8080 -h /tmp; ${serve}`;
