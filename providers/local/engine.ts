@@ -110,7 +110,7 @@ export interface MachineHome {
    */
   readonly secretDir: string;
   /** Where what is on volumes is that outlive the machine. Absent: the engine has none. */
-  readonly volumes?: Pick<MachineVolumes, "path" | "device"> | undefined;
+  readonly volumes?: Pick<MachineVolumes, "path" | "device" | "areBelow"> | undefined;
   /** A path short enough for a unix socket, the same for the same name each time. Removed after `destroy`. */
   socketPath(name: string): string;
 }

@@ -100,6 +100,8 @@ export interface MachineVolumes {
   detach(machine: Pick<VolumeUser, "record">): Promise<void>;
   /** Of mode `filesystem`: the folder. @throws Error when it is of another mode, or not attached */
   path(id: string): string;
+  /** Whether any are, or come to be, mounted below this path. */
+  areBelow(path: string): boolean;
   /** Of mode `block`: the device. @throws Error when it is of another mode, or not attached */
   device(id: string): Promise<string>;
 }

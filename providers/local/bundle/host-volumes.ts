@@ -8,7 +8,7 @@ import type { ContainerSpec, MachineStats, Mount, Volume } from "../../../src/pr
 import type { DeviceGrant } from "../devices.ts";
 import { ContainerError, type MachineHome } from "../engine.ts";
 import { isMissing } from "../host/files.ts";
-import { bindDescriptor, mountTmpfs } from "../host/mounts.ts";
+import { bindDescriptor, mountTmpfs, propagationOf } from "../host/mounts.ts";
 import type { TreeMeter } from "../host/tree-use.ts";
 import { hostPath } from "./host-access.ts";
 import { writeFilesVolume } from "./volume-files.ts";
@@ -63,7 +63,7 @@ export async function volumeSource(
   container: string,
   mount: Mount,
   { image, at }: { image?: string | undefined; at?: string | undefined },
-): Promise<{ source: string; writable: boolean }> {
+): Promise<{ source: string; writable: boolean; propagation: Mount["propagation"] }> {
   const volume = (home.spec.volumes ?? []).find(({ name }) => name === mount.volume);
   if (volume === undefined)
     throw new ContainerError(
@@ -76,13 +76,14 @@ export async function volumeSource(
   const isPersistent = volume.type === "persistent" && volume.read_only !== true;
   const isOwn = volume.type === "empty_dir" || volume.type === "host" || isPersistent;
   const writable = isOwn && mount.read_only !== true;
-  if (mount.sub_path === undefined || mount.sub_path === "") return { source, writable };
+  const propagation = mount.propagation ?? (await ownPropagation(home, volume));
+  if (mount.sub_path === undefined || mount.sub_path === "") return { source, writable, propagation };
 
   const fd = openPart(source, container, mount.sub_path, { mount, create: isOwn });
   if (at === undefined) {
     const path = readlinkSync(`/proc/self/fd/${fd}`);
     closeSync(fd);
-    return { source: path, writable };
+    return { source: path, writable, propagation };
   }
   try {
     await mkdir(join(at, ".."), { recursive: true });
@@ -92,7 +93,17 @@ export async function volumeSource(
   } finally {
     closeSync(fd);
   }
-  return { source: at, writable };
+  return { source: at, writable, propagation };
+}
+
+/**
+ * A folder of the host in which other machines' volumes are mounted: what is unmounted there goes here, too. A copy
+ * that stayed would keep each of them on this host as long as the container runs.
+ */
+async function ownPropagation({ volumes }: Home, volume: Volume): Promise<Mount["propagation"]> {
+  if (volume.type !== "host" || volumes?.areBelow(volume.path) !== true) return undefined;
+  const { isShared, isSlave } = await propagationOf(volume.path);
+  return isShared || isSlave ? "host_to_container" : undefined;
 }
 
 /** The volumes that a container has as block devices. @throws ContainerError when one is not attached */

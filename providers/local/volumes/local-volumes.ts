@@ -9,8 +9,8 @@
  * where it was. It is attached before a machine's sandbox is made, and detached when that is gone and before it is
  * written down that it is.
  */
-import { existsSync, mkdirSync, readdirSync, rmdirSync, rmSync } from "node:fs";
-import { join } from "node:path";
+import { existsSync, mkdirSync, readdirSync, realpathSync, rmdirSync, rmSync } from "node:fs";
+import { join, relative } from "node:path";
 import {
   type Clock,
   isOver,
@@ -201,6 +201,11 @@ export class LocalVolumes implements MachineVolumes {
     this.#book.prune(maxAgeMs);
   }
 
+  areBelow(path: string): boolean {
+    const [here, all] = [realpathSync(path), realpathSync(this.#dir)];
+    return isWithin(here, all) || isWithin(all, here);
+  }
+
   path(id: string): string {
     this.#assertMode(id, "filesystem");
     return this.#contents.path(id);
@@ -268,6 +273,8 @@ export class LocalVolumes implements MachineVolumes {
     });
   }
 }
+
+const isWithin = (path: string, folder: string): boolean => !/^\.\.(?:\/|$)/.test(relative(folder, path));
 
 const holdsFiles = (path: string): boolean => existsSync(path) && readdirSync(path).length > 0;
 

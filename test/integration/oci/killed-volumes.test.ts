@@ -2,12 +2,13 @@
 import { mkdtempSync, readFileSync, realpathSync, rmSync, statSync } from "node:fs";
 import { execFileSync } from "node:child_process";
 import { tmpdir } from "node:os";
-import { join } from "node:path";
+import { dirname, join } from "node:path";
 import { afterAll, beforeEach, expect, onTestFinished, test, vi } from "vitest";
 import { OciEngine } from "../../../providers/local/engines/oci/engine.ts";
 import { HostNetwork } from "../../../providers/local/network/network.ts";
 import { checkLoopVolumes, hasLoopVolumes } from "../../../providers/local/volumes/loop-files.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
+import { LABEL_NAMESPACE } from "../../../src/provider/owner.ts";
 import type { PersistentVolume } from "../../../src/provider/volume.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
@@ -37,7 +38,12 @@ else {
   beforeEach(() => {
     const dir = realpathSync(mkdtempSync(join(tmpdir(), "vmlet-kill-")));
     const made = new KillableBackend(dir, {
-      engine: { type: "oci", network, images: { insecureRegistries: [registry.host] } },
+      engine: {
+        type: "oci",
+        network,
+        images: { insecureRegistries: [registry.host] },
+        host: { namespaces: ["owner"] },
+      },
     });
     backend = made;
     onTestFinished(async () => {
@@ -115,6 +121,28 @@ else {
     const { containers } = await backend.reaches("last", "stopped");
     expect(containers[0]!.terminated).toMatchObject({ exit_code: 0 });
     expect(await backend.logNumbers("last")).toEqual(Array.from({ length: rounds }, (_, round) => round));
+  });
+
+  test("a machine that has the host's folders keeps no volume on it that another gives back", async () => {
+    const { stateDir } = backend;
+    const folder = dirname(stateDir);
+    // As the root of most hosts is.
+    execFileSync("mount", ["--bind", folder, folder]);
+    onTestFinished(() => void execFileSync("umount", ["--lazy", folder]));
+    execFileSync("mount", ["--make-shared", folder]);
+    await backend.start();
+    await makeVolume();
+    await put("m1", "sleep 1000");
+    await backend.reaches("m1", "running");
+    const collector = machine("sleep 1000");
+    collector.labels = { [LABEL_NAMESPACE]: "owner" };
+    collector.volumes = [{ name: "v", type: "host", path: folder }];
+    collector.host = { network: true };
+    expect((await backend.call("PUT", "/v1/machines/collector", collector)).status).toBeLessThan(300);
+    await backend.reaches("collector", "running");
+    await backend.call("DELETE", "/v1/machines/m1?force=true");
+    await backend.reaches("m1", "deleted");
+    expect([devices(), mounts()]).toEqual([[], []]);
   });
 
   test("a device that a killed backend has left attached for nobody is taken away by the next one", async () => {

@@ -1,5 +1,14 @@
 /** Volumes as folders of the backend's host: what a backend finds of them that begins after a kill or a loss of power. */
-import { existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, truncateSync, writeFileSync } from "node:fs";
+import {
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readFileSync,
+  rmSync,
+  symlinkSync,
+  truncateSync,
+  writeFileSync,
+} from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterEach, expect, test } from "vitest";
@@ -207,4 +216,21 @@ test("a running machine gets no container that has its mounted volume as a block
   });
   await world.advance(0);
   expect(world.starts("debug")).toEqual([]);
+});
+
+test("below which folders of the host volumes are mounted is known, by whatever name", () => {
+  const { open, stateDir } = setup();
+  const volumes = open();
+  mkdirSync(join(stateDir, "volumes/disk"));
+  mkdirSync(join(stateDir, "machines"));
+  symlinkSync(stateDir, join(stateDir, "machines/link"));
+  const holders = [
+    "/",
+    stateDir,
+    join(stateDir, "volumes"),
+    join(stateDir, "volumes/disk"),
+    join(stateDir, "machines/link"),
+  ];
+  expect(holders.map((path) => volumes.areBelow(path))).toEqual(holders.map(() => true));
+  expect([join(stateDir, "machines"), "/proc"].map((path) => volumes.areBelow(path))).toEqual([false, false]);
 });

@@ -562,9 +562,12 @@ class CriSandbox implements Sandbox {
       if (volume?.type === "image") mounts.push(imageMount(mount, launch.imageVolumes[mount.volume]?.location));
       else {
         const at = join(this.#prepared(launch), "sub", String(index));
-        const { source, writable } = await volumeSource(this.#home, launch.name, mount, { image: undefined, at });
-        const propagation = mount.propagation === undefined ? {} : { propagation: PROPAGATION[mount.propagation] };
-        mounts.push({ containerPath: mount.path, hostPath: source, readonly: !writable, ...propagation });
+        const { source, writable, propagation } = await volumeSource(this.#home, launch.name, mount, {
+          image: undefined,
+          at,
+        });
+        const how = propagation === undefined ? {} : { propagation: PROPAGATION[propagation] };
+        mounts.push({ containerPath: mount.path, hostPath: source, readonly: !writable, ...how });
       }
     }
     // What the pod mounts at the same place replaces what we would.

@@ -24,9 +24,9 @@ export async function containerMounts(
   ];
   for (const [index, mount] of (launch.spec.mounts ?? []).entries()) {
     const parts = { image: launch.imageVolumes[mount.volume]?.location, at: join(bundle, "sub", String(index)) };
-    const { source, writable } = await volumeSource(home, launch.name, mount, parts);
+    const { source, writable, propagation } = await volumeSource(home, launch.name, mount, parts);
     if (mount.propagation !== undefined) await requirePropagation(source, mount.propagation);
-    mounts.push(bind(source, mount.path, !writable, mount.propagation && PROPAGATION[mount.propagation]));
+    mounts.push(bind(source, mount.path, !writable, propagation && PROPAGATION[propagation]));
   }
   const shown = effectiveMounts(mounts);
   // By the mapping of the container's own user namespace.
