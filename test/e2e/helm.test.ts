@@ -509,11 +509,18 @@ describe("identity.mode serviceAccount", () => {
   });
 
   test("every right is used", async () => {
-    // reload.test.ts uses it: taints and cordons follow a configuration that changes.
-    const ofReloads = `patch /nodes ${node}`;
+    const elsewhere = [
+      // reload.test.ts: taints and cordons follow a configuration that changes.
+      `patch /nodes ${node}`,
+      // volumes.test.ts: pods with persistent volumes.
+      "get /persistentvolumeclaims *",
+      "get /persistentvolumes *",
+      "get storage.k8s.io/volumeattachments *",
+      `patch storage.k8s.io/csinodes ${node}`,
+    ];
     const granted = rightsOf(chart.objects, "sa-vmlet");
-    expect(granted.map(keyOf)).toContain(ofReloads);
-    const others = granted.filter((right) => keyOf(right) !== ofReloads);
+    expect(granted.map(keyOf)).toEqual(expect.arrayContaining(elsewhere));
+    const others = granted.filter((right) => !elsewhere.includes(keyOf(right)));
     await expectAllUsed("system:serviceaccount:vmlet-system:sa-vmlet", others);
   });
 

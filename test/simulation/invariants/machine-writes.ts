@@ -69,6 +69,8 @@ export function judgeStop(world: World, known: BackendMachine, graceSeconds: num
 
 export function judgeBurial(world: World, known: BackendMachine, force: boolean, sender: Sender): void {
   const { machine } = known;
+  // One that its backend has lost ends as lost. What was under way before to make it may arrive meanwhile.
+  if (world.history.of(uidOf(machine)).lost && sender.sentAt < known.bornAt) return;
   judgeEnding(world, known, sender);
   const uid = uidOf(machine);
   const pod = world.api.byUid(uid);
