@@ -1,5 +1,5 @@
 /** The guests of VMs: a Machine API for each. */
-import type { Clock, Provider } from "../../src/provider/kit/index.ts";
+import type { CallOptions, Clock, Provider } from "../../src/provider/kit/index.ts";
 import { HttpVmProvider } from "../http-vm/index.ts";
 import type { Vm, VmCloud } from "./cloud.ts";
 
@@ -23,6 +23,20 @@ export class Guests {
     const guest = this.#open(vm);
     this.#opened.set(vm.name, { key, guest });
     return guest;
+  }
+
+  /**
+   * True when the guest of this VM answers anything.
+   * @throws what the call was ended with, when it was
+   */
+  async answers(vm: Vm, options: CallOptions): Promise<boolean> {
+    try {
+      await this.of(vm).getInfo(options);
+      return true;
+    } catch (thrown) {
+      if (options.signal.aborted) throw thrown;
+      return false;
+    }
   }
 
   /** The VM is no more. */

@@ -156,7 +156,7 @@ export class MachineWork {
       return await this.#goElsewhere(record, options);
     if (vm.isSeen && (vm.state === "stopped" || vm.state === "deleting"))
       return await this.#fallen(record, vm, options);
-    if (vm.isSeen && vm.state === "running" && (await this.#answers(vm, options)))
+    if (vm.isSeen && vm.state === "running" && (await this.#options.guests.answers(vm, options)))
       return await this.#tell(record, options);
     return await this.#awaitBoot(record, vm, spec, options);
   }
@@ -221,17 +221,6 @@ export class MachineWork {
     if (since === undefined) this.#bootingSince.set(vm.name, clock.monotonic());
     else if (clock.monotonic() - since > bootMs) return await this.#fallen(record, vm, options);
     return { machine: this.#views.making(record, spec, vm), record };
-  }
-
-  /** True when its guest answers anything. */
-  async #answers(vm: Vm, options: CallOptions): Promise<boolean> {
-    try {
-      await this.#options.guests.of(vm).getInfo(options);
-      return true;
-    } catch (thrown) {
-      if (options.signal.aborted) throw thrown;
-      return false;
-    }
   }
 
   /** From here on something may run. */

@@ -13,7 +13,7 @@ import {
   type Random,
 } from "../../src/provider/kit/index.ts";
 import { type CloudCalls, sensible } from "./cloud-calls.ts";
-import type { Entry, InstanceType, Vm, VmRequest } from "./cloud.ts";
+import type { Entry, InstanceType, VmRequest } from "./cloud.ts";
 import type { Guests } from "./guests.ts";
 import type { Quarantine } from "./instance-types.ts";
 import { BIRTH_LABEL, newVmName, POOL_LABEL, SCOPE_LABEL } from "./labels.ts";
@@ -193,7 +193,8 @@ export class Pool {
     const { cloud, bootMs, maxAgeMs, clock } = this.#options;
     const vm = await cloud.vm(record.vm, options);
     if (vm === undefined && record.phase === "warming") await this.#order(record, type, options);
-    const isReady = vm !== undefined && vm.isSeen && vm.state === "running" && (await this.#answers(vm, options));
+    const isReady =
+      vm !== undefined && vm.isSeen && vm.state === "running" && (await this.#options.guests.answers(vm, options));
     if (vm?.state === "stopped" || vm?.state === "deleting" || (vm === undefined && record.phase === "warm"))
       return false;
     const now = clock.monotonic();
@@ -264,16 +265,6 @@ export class Pool {
       logger.warn({ type: type.name, err: thrown }, "The cloud has no room for a VM that would wait for a machine");
       quarantine.add(type);
       await this.#advance(record, { phase: "leaving" }, options);
-    }
-  }
-
-  async #answers(vm: Vm, options: CallOptions): Promise<boolean> {
-    try {
-      await this.#options.guests.of(vm).getInfo(options);
-      return true;
-    } catch (thrown) {
-      if (options.signal.aborted) throw thrown;
-      return false;
     }
   }
 
