@@ -151,7 +151,7 @@ export class PersistentVolumes extends KeyedController {
         },
         spec: {
           accessModes,
-          capacity: { storage: String(bytes) },
+          capacity: { storage: Quantity.of(bytes, "BinarySI").toString() },
           claimRef: { apiVersion: "v1", kind: "PersistentVolumeClaim", namespace, name, uid },
           csi: { driver: driver.name, volumeHandle: handle },
           persistentVolumeReclaimPolicy: storageClass["reclaimPolicy"],
@@ -181,7 +181,7 @@ export class PersistentVolumes extends KeyedController {
     if (bytesOf(asked) <= bytesOf(claim.status?.capacity?.storage ?? "0")) return;
     this.#ask(`expand ${volume.metadata.name}`, { about: claim, failing: "VolumeResizeFailed" }, async () => {
       const bytes = await driver.expand(volume.spec.csi.volumeHandle as string, bytesOf(asked));
-      const capacity = { storage: String(bytes) };
+      const capacity = { storage: Quantity.of(bytes, "BinarySI").toString() };
       const now = this.actor.fresh(volume);
       if (now) this.actor.update({ ...now, spec: { ...now.spec, capacity } });
       const grown = this.actor.fresh(claim);

@@ -134,7 +134,7 @@ describe("a claim", () => {
     expect(s.calls).toEqual(["create 1048576"]);
     expect(s.claimNow()).toMatchObject({
       spec: { storageClassName: "vmlet", volumeName: `pvc-${metadata.uid}` },
-      status: { phase: "Bound", capacity: { storage: "1048576" } },
+      status: { phase: "Bound", capacity: { storage: "1Mi" } },
     });
     expect(s.volumes()).toMatchObject([
       { spec: { csi: { driver: DRIVER }, claimRef: { uid: metadata.uid } }, status: { phase: "Bound" } },
@@ -167,7 +167,7 @@ describe("a claim", () => {
     s.grow("2Mi");
     await s.pass();
     expect(s.calls.at(-1)).toMatch(/^expand handle-of-.* 2097152$/);
-    expect(s.claimNow()?.status?.capacity).toEqual({ storage: "2097152" });
+    expect(s.claimNow()?.status?.capacity).toEqual({ storage: "2Mi" });
   });
 
   test("goes with its volume, but not while a pod uses it", async () => {
