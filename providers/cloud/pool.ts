@@ -215,10 +215,10 @@ export class Pool {
     options: CallOptions,
   ): Promise<void> {
     if (!isReady) this.#ready.delete(record.name);
-    else if (record.phase === "warm") this.#ready.set(record.name, record);
     const phase = isReady ? "warm" : record.phase;
-    if (phase !== record.phase || this.#sameMs(record, before) >= RENEW_MS)
-      await this.#advance(record, { phase }, options);
+    const isNews = phase !== record.phase || this.#sameMs(record, before) >= RENEW_MS;
+    const written = isNews ? await this.#advance(record, { phase }, options) : record;
+    if (isReady && written !== undefined) this.#ready.set(record.name, written);
   }
 
   /** True while the entry of the machine that has claimed this VM needs it. */
@@ -284,9 +284,15 @@ export class Pool {
     return entry && poolRecordOf(entry);
   }
 
-  async #advance(record: PoolRecord, change: Partial<PoolRecord>, options: CallOptions): Promise<unknown> {
+  /** Undefined when it is another by now. */
+  async #advance(
+    record: PoolRecord,
+    change: Partial<PoolRecord>,
+    options: CallOptions,
+  ): Promise<PoolRecord | undefined> {
     const words = this.#wordsOf({ ...record, ...change });
-    return await this.#options.cloud.swapEntry(record.name, words, record.version, options);
+    const entry = await this.#options.cloud.swapEntry(record.name, words, record.version, options);
+    return entry && poolRecordOf(entry);
   }
 
   #wordsOf(record: Omit<PoolRecord, "version" | "name">): Entry["words"] {

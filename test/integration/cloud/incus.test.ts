@@ -193,6 +193,7 @@ function pods(): void {
     const other = await startAgent({ ...rest, nodeName: "warm", provider });
     const api = new IncusClient(incus.cloud);
     const entries = new ProfileEntries(api, systemClock);
+    const pods = new Pods(client, "default", "warm");
     const waiting = async () => (await entries.list(["phase", "warm"], { signal })).map(({ words }) => words["vm"]);
     try {
       const [first] = await waitFor({ what: "an instance to wait", timeoutMs: START_MS }, async () => {
@@ -200,7 +201,6 @@ function pods(): void {
         must(names.length === 1, names);
         return names;
       });
-      const pods = new Pods(client, "default", "warm");
       await pods.create("quick", { containers: [container()], terminationGracePeriodSeconds: 1 });
       await pods.until("quick", "to run", ({ status }) => status.phase === "Running", START_MS);
       const [claimed] = await entries.list(["phase", "claimed"], { signal });
@@ -212,6 +212,7 @@ function pods(): void {
       await pods.deleteAll();
       await waitFor({ what: "its instance to go" }, () => must(!incus.instances().includes(first!), first));
     } finally {
+      await pods.deleteAll();
       await api.close();
       await other.stop();
       for (const name of incus.instances()) incus.incus("delete", "--force", "--project", "burst", name);
