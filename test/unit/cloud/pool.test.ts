@@ -40,6 +40,16 @@ describe("a machine", () => {
     expect(phases(setup.cloud)).toEqual(["claimed", "warm"]);
   });
 
+  test("gets a VM that waits from the moment that its entry says so", async () => {
+    const setup = new CloudAgents();
+    const agent = setup.agent({ types: warm(1) });
+    await agent.getPods({ signal, labels: {} });
+    for (let steps = 0; phases(setup.cloud)[0] !== "warm" && steps < 200; steps++) await setup.pass(100);
+    const [waiting] = setup.vmNames;
+    await agent.createPod("m", spec(), { signal });
+    expect(setup.vmNames).toEqual([waiting]);
+  });
+
   test("of another size gets one of its own", async () => {
     const { setup, agent } = await filled(1);
     await agent.createPod("m", spec({ instance_type: "large" }), { signal });
