@@ -108,10 +108,10 @@ const EXEC_RULES: readonly Omit<Check, "needs">[] = [
     async run(context: CheckContext) {
       const { id } = await context.running(FOREVER);
       const file = `/tmp/${id}`;
-      const beats = await exec(context, id, `while true; do date +%s > ${file}; sleep 0.2; done`);
+      const beats = await exec(context, id, `while true; do date +%s >> ${file}; sleep 0.2; done`);
       beats.exit.catch(() => {});
       const beat = () => printed(context, id, `cat ${file}`);
-      await context.untilTrue("the command's first beat", async () => /^\d+\n$/.test(await beat()));
+      await context.untilTrue("the command's first beat", async () => /^\d+\n/.test(await beat()));
       beats.close();
       // A kill takes its time; after that nothing may beat any more.
       await context.untilTrue("a command whose client closed to end", async () => {
