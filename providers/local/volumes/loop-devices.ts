@@ -54,9 +54,20 @@ function keepBlocks({ path }: LoopDevice): void {
   }
 }
 
+/**
+ * Of a device that is mounted: it goes when its last mount goes, in whatever mount namespace that is, by whatever takes
+ * it away, so that a backend whose namespace ends with it (a container) leaves none behind.
+ */
+export async function leaveToMounts({ path }: Pick<LoopDevice, "path">): Promise<void> {
+  // Of one in use the kernel only notes that it is to go (LO_FLAGS_AUTOCLEAR).
+  if (isHeld(path) && !goesByItself(path)) await losetup(["--detach", path]);
+}
+
 /** @throws Error while something of this host uses it */
 export async function detachLoop({ path, file }: Pick<LoopDevice, "path" | "file">): Promise<void> {
   if (isHeld(path)) throw new Error(`${path}, which is ${file}, is in use`);
+  // What goes with its last user has just gone, and its number may be another file's already.
+  if (backingFile(path) !== file || goesByItself(path)) return;
   await losetup(["--detach", path]);
   // One that somebody has opened meanwhile goes when it is closed.
   if (backingFile(path) === file) throw new Error(`${path}, which is ${file}, is in use`);
@@ -80,9 +91,13 @@ export function isHeld(path: string): boolean {
   }
 }
 
-function backingFile(path: string): string | undefined {
+const goesByItself = (path: string): boolean => attribute(path, "autoclear") === "1";
+
+const backingFile = (path: string): string | undefined => attribute(path, "backing_file");
+
+function attribute(path: string, name: string): string | undefined {
   try {
-    return readFileSync(join("/sys/block", basename(path), "loop/backing_file"), "utf8").trim();
+    return readFileSync(join("/sys/block", basename(path), "loop", name), "utf8").trim();
   } catch {
     return undefined;
   }

@@ -6,6 +6,7 @@
  *     VOLUME/data/      where it is mounted; an empty folder of no rights while it is not
  *
  * What is attached is known by the kernel alone: a backend that was killed finds there what the one before has left.
+ * A device goes with its file system's last mount; one that a kill has left without any, the next backend takes away.
  *
  * No container gets a loop device itself. A program that may open one may detach its file (LOOP_CLR_FD asks for no
  * capability); the kernel then gives the device to the next volume that is attached, and the first tenant still has it.
@@ -32,7 +33,7 @@ import {
   roomFor,
   wholeSize,
 } from "./image-files.ts";
-import { attachLoop, detachLoop, isHeld, loopDevices, loopOf, resizeLoop } from "./loop-devices.ts";
+import { attachLoop, detachLoop, isHeld, leaveToMounts, loopDevices, loopOf, resizeLoop } from "./loop-devices.ts";
 import { hostOptions } from "./mount-options.ts";
 import { ownTree } from "./ownership.ts";
 
@@ -72,9 +73,14 @@ export class LoopVolumes implements HostVolumes {
     if (isMounted && !mayGrowMounted())
       throw new ProviderError("in_use", `volume ${id} can only grow while no machine has it: ${NO_GROWTH}`);
     const size = await extendImage(image, sizeBytes);
-    if (device !== undefined) await resizeLoop(device);
-    if (isMounted) await growMounted(device.path);
-    else if (mode === "filesystem") await mendFileSystem(device?.path ?? image, size);
+    if (isMounted) {
+      await resizeLoop(device);
+      await growMounted(device.path);
+      return size;
+    }
+    // What a killed backend has left: attached again, it has the size of its file.
+    if (device !== undefined) await detachLoop(device);
+    if (mode === "filesystem") await mendFileSystem(image, size);
     return size;
   }
 
@@ -98,6 +104,9 @@ export class LoopVolumes implements HostVolumes {
     await this.#keepReserved(id, mounted !== undefined);
     if (mounted === undefined) await this.#mount(id, use);
     else if (mounted.options.includes("ro") !== use.readOnly) await this.#remount(id, use);
+    // Also when an earlier backend has mounted it, which may have been killed before this.
+    const device = await loopOf(this.#image(id));
+    if (device !== undefined) await leaveToMounts(device);
     if (use.group !== undefined && !use.readOnly)
       await ownTree(this.path(id), use.group, { onMismatchOnly: use.groupOnMismatchOnly === true });
   }

@@ -1,5 +1,6 @@
 /** Volumes as disks in files of this host: what becomes of them without any machine around them. */
-import { execFileSync } from "node:child_process";
+import { type ChildProcess, execFileSync, spawn } from "node:child_process";
+import { once } from "node:events";
 import {
   closeSync,
   existsSync,
@@ -8,6 +9,7 @@ import {
   mkdtempSync,
   openSync,
   readFileSync,
+  readlinkSync,
   realpathSync,
   rmSync,
   statfsSync,
@@ -19,7 +21,7 @@ import {
 } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { expect, onTestFinished, test } from "vitest";
+import { expect, onTestFinished, test, vi } from "vitest";
 import { mountPoints } from "../../../providers/local/host/mounts.ts";
 import type { VolumeUse } from "../../../providers/local/volume-contents.ts";
 import { checkLoopVolumes, hasLoopVolumes, LoopVolumes } from "../../../providers/local/volumes/loop-files.ts";
@@ -28,6 +30,7 @@ import type { VolumeRecord } from "../../../src/provider/volume-book.ts";
 import { SharedPlaces } from "../../../src/queue/shared-places.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
+import { PATIENCE } from "../backend/killable.ts";
 import { leaveOut } from "../../support/left-out.ts";
 
 const MIB = 2 ** 20;
@@ -44,13 +47,33 @@ function setup(mode: "filesystem" | "block" = "filesystem", size_bytes = 32 * MI
   } satisfies VolumeRecord;
   mkdirSync(join(dir, "d"));
   onTestFinished(async () => {
-    await volumes.detach("d");
+    await detached(volumes);
     rmSync(dir, { recursive: true, force: true });
   });
   return { dir, volumes, open, record, image: join(dir, "d", "disk.img"), data: join(dir, "d", "data") };
 }
 
+/** Whatever is started on this host meanwhile has a copy of its mounts for a moment, and the volumes with them. */
+const detached = (volumes: LoopVolumes, id = "d") => vi.waitFor(() => volumes.detach(id), PATIENCE);
+
 const mounted = async (path: string) => (await mountPoints()).find((each) => each.path === path);
+
+const mountsOf = (process: number | string) => readlinkSync(`/proc/${process}/ns/mnt`);
+
+/** A program with mounts of its own, as containers have them. */
+function otherNamespace(command: string[]) {
+  const program = spawn("unshare", ["--mount", "--propagation", "private", ...command], {
+    stdio: ["ignore", "pipe", "inherit"],
+  });
+  onTestFinished(() => void program.kill("SIGKILL"));
+  return program;
+}
+
+async function killed(program: ChildProcess): Promise<void> {
+  const end = once(program, "exit");
+  program.kill("SIGKILL");
+  await end;
+}
 
 if (!hasLoopVolumes())
   leaveOut(
@@ -76,7 +99,7 @@ else {
     await volumes.attach(record, USE);
     writeFileSync(join(volumes.path("d"), "said"), "kept");
     expect(await open().attached()).toEqual(["d"]);
-    await volumes.detach("d");
+    await detached(volumes);
     expect(await volumes.attached()).toEqual([]);
     expect(await loopOf(image)).toBeUndefined();
     expect(() => volumes.path("d")).toThrow(/not mounted/);
@@ -93,8 +116,8 @@ else {
     await open().attach(record, USE);
     const points = (await mountPoints()).filter(({ path }) => path === data);
     expect(points).toHaveLength(1);
-    await open().detach("d");
-    await volumes.detach("d");
+    await detached(open());
+    await detached(volumes);
     expect(await mounted(data)).toBeUndefined();
   });
 
@@ -105,8 +128,32 @@ else {
     expect(await open().attached()).toEqual(["d"]);
     await open().attach(record, USE);
     writeFileSync(join(volumes.path("d"), "said"), "kept");
-    await open().detach("d");
+    await detached(open());
     expect(await loopOf(image)).toBeUndefined();
+  });
+
+  test("a volume that another mount namespace still has is not given back, and leaves no device when that ends", async () => {
+    const { volumes, record, image } = setup();
+    await volumes.make(record, undefined);
+    await volumes.attach(record, USE);
+    const other = otherNamespace(["sleep", "1000"]);
+    await vi.waitFor(() => expect(mountsOf(other.pid!)).not.toBe(mountsOf("self")), PATIENCE);
+    await expect(volumes.detach("d")).rejects.toThrow(/still mounted by another program/);
+    expect(await volumes.attached()).toEqual(["d"]);
+    await killed(other);
+    // Nobody asks again: a backend that was killed meanwhile would not.
+    await vi.waitFor(async () => expect(await loopOf(image)).toBeUndefined(), PATIENCE);
+  });
+
+  test("a backend that is killed with its mount namespace, as in a container, leaves no device behind", async () => {
+    const { volumes, record, dir, image } = setup();
+    await volumes.make(record, undefined);
+    const backend = otherNamespace([process.execPath, join(import.meta.dirname, "loop-attacher.ts"), dir]);
+    await once(backend.stdout, "data");
+    expect(await mounted(join(dir, "d/data"))).toBeUndefined();
+    expect(await loopOf(image)).toBeDefined();
+    await killed(backend);
+    await vi.waitFor(async () => expect(await loopOf(image)).toBeUndefined(), PATIENCE);
   });
 
   test("a full disk keeps nobody from a volume that is mounted, and one whose room is gone from being mounted", async () => {
@@ -118,7 +165,7 @@ else {
     execFileSync("mkfs.ext4", ["-q", "-O", "^has_journal", "-m", "0", host]);
     execFileSync("mount", ["-o", "loop", host, folder]);
     onTestFinished(async () => {
-      await volumes.detach("d");
+      await detached(volumes);
       execFileSync("umount", [folder]);
     });
     await volumes.make(record, undefined);
@@ -128,7 +175,7 @@ else {
     expect(() => writeFileSync(join(folder, "full"), Buffer.alloc(40 * MIB))).toThrow(/ENOSPC/);
     await open().attach(record, USE);
     writeFileSync(join(volumes.path("d"), "said"), "kept");
-    await volumes.detach("d");
+    await detached(volumes);
     await expect(volumes.attach(record, USE)).rejects.toMatchObject({ code: "quota" });
     await expect(volumes.grow(record, 64 * MIB)).rejects.toMatchObject({ code: "quota" });
     expect(statSync(image).size).toBe(32 * MIB);
@@ -162,7 +209,7 @@ else {
     await volumes.make(record, undefined);
     await volumes.attach(record, USE);
     writeFileSync(join(data, "said"), "kept");
-    await volumes.detach("d");
+    await detached(volumes);
     expect(await volumes.grow(record, 64 * MIB)).toBe(64 * MIB);
     await volumes.attach(record, USE);
     const { blocks, bsize } = statfsSync(data);
@@ -186,7 +233,7 @@ else {
     execFileSync("debugfs", ["-w", "-R", "set_super_value state 0", image], { stdio: "ignore" });
     await volumes.attach(record, USE);
     expect(await mounted(data)).toBeDefined();
-    await volumes.detach("d");
+    await detached(volumes);
     execFileSync("debugfs", ["-w", "-R", "set_super_value state 2", image], { stdio: "ignore" });
     const file = openSync(image, "r+");
     writeSync(file, Buffer.alloc(256 * 1024, 0xff), 0, 256 * 1024, 4096);
@@ -213,9 +260,9 @@ else {
     const copy = { ...record, volume: { ...record.volume, id: "copy", size_bytes: 64 * MIB } };
     mkdirSync(join(dir, "copy"));
     await expect(volumes.make(copy, record)).rejects.toMatchObject({ code: "in_use" });
-    await volumes.detach("d");
+    await detached(volumes);
     expect(await volumes.make(copy, record)).toEqual({ size_bytes: 64 * MIB, fs_type: "ext4" });
-    onTestFinished(() => volumes.detach("copy"));
+    onTestFinished(() => detached(volumes, "copy"));
     await volumes.attach(copy, USE);
     await volumes.attach(record, USE);
     expect(readFileSync(join(dir, "copy/data/said"), "utf8")).toBe("kept");
