@@ -1,6 +1,6 @@
 /**
- * Writes install.yaml, the chart's objects for those who install without Helm. It is rendered by the real helm from the
- * chart and install-values.yaml, so that the two cannot come apart. Run: npm run helm:generate
+ * Writes install.yaml, the chart's objects for those who install without Helm, and install-csi.yaml with what persistent volumes
+ * need besides. They are rendered by the real helm from the chart and install-values.yaml, so that they cannot come apart. Run: npm run helm:generate
  */
 import { writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
@@ -10,6 +10,8 @@ import { helmBinary } from "../test/e2e/harness/binaries.ts";
 import { runCommand } from "../test/e2e/harness/exec.ts";
 
 export const installFile = join(import.meta.dirname, "install.yaml");
+
+export const csiFile = join(import.meta.dirname, "install-csi.yaml");
 
 const NAMESPACE = "vmlet";
 
@@ -33,6 +35,11 @@ metadata:
     pod-security.kubernetes.io/enforce: restricted
 `;
 
+const CSI_HEAD = `# The CSI driver of vmlet's persistent volumes (volumes.vmlet.dev), for those who install without Helm: beside install.yaml, with
+# the same marks to fill in, for a backend with the capability volumes.persistent. Generated from the chart (npm run helm:generate).
+# Snapshots are left out: they need kinds that not every cluster has, and the chart looks whether they are there.
+`;
+
 /** What is true of Helm's releases only. */
 const HELMS = [
   ["metadata", "labels", "helm.sh/chart"],
@@ -43,11 +50,21 @@ const HELMS = [
 
 /** @throws Error with helm's own message, or where there is no helm for this machine's architecture */
 export async function installYaml(): Promise<string> {
+  return [HEAD, ...(await rendered())].join("---\n");
+}
+
+/** @throws Error likewise */
+export async function csiYaml(): Promise<string> {
+  const [first, ...others] = await rendered(["--set=csi.enabled=true", "--show-only=templates/csi.yaml"]);
+  return [CSI_HEAD + first, ...others].join("---\n");
+}
+
+async function rendered(more: readonly string[] = []): Promise<string[]> {
   const { stdout } = await runCommand(
     await helmBinary(),
     [
       ...["template", "vmlet", join(import.meta.dirname, "vmlet"), "--namespace", NAMESPACE, "--no-hooks"],
-      ...["--values", join(import.meta.dirname, "install-values.yaml")],
+      ...["--values", join(import.meta.dirname, "install-values.yaml"), ...more],
     ],
     // No HOME: nothing of the user's can change what is rendered.
     { env: { PATH: process.env["PATH"], HOME: tmpdir() } },
@@ -55,7 +72,7 @@ export async function installYaml(): Promise<string> {
   // kubectl reads YAML 1.1, where 0440 is octal.
   const documents = parseAllDocuments(stdout, { version: "1.1" });
   if ("empty" in documents) throw new Error("helm rendered nothing");
-  return [HEAD, ...documents.filter(({ contents }) => contents !== null).map(withoutHelm)].join("---\n");
+  return documents.filter(({ contents }) => contents !== null).map(withoutHelm);
 }
 
 function withoutHelm(document: Document): string {
@@ -72,4 +89,7 @@ function withoutHelm(document: Document): string {
   return text.replace(/^---\n/, "").replace(/^# Source: .*\n+/m, "");
 }
 
-if (process.argv[1] === import.meta.filename) await writeFile(installFile, await installYaml());
+if (process.argv[1] === import.meta.filename) {
+  await writeFile(installFile, await installYaml());
+  await writeFile(csiFile, await csiYaml());
+}

@@ -20,7 +20,11 @@ const resources = z.strictObject({
   claims: passedOnList.optional(),
 });
 const tag = z.string().regex(/^[\w][\w.-]{0,127}$|^$/);
+/** In a Secret that the chart mounts, or none. */
+const secretFile = z.string().regex(/^\/etc\/vmlet\/secrets\/[-a-z0-9.]+\/[-._a-zA-Z0-9]+$|^$/);
 const digest = z.string().regex(/^sha256:[0-9a-f]{64}$|^$/);
+
+const sidecar = z.strictObject({ tag, digest });
 
 export const valuesSchema = z.strictObject({
   /** Helm passes it to every chart. */
@@ -110,6 +114,43 @@ export const valuesSchema = z.strictObject({
     replicas: z.int().min(1).max(10),
     existingSecret: name,
     caBundle: z.string(),
+    resources,
+  }),
+  csi: z.strictObject({
+    enabled: z.boolean(),
+    provider: z.strictObject({
+      url: z.string().regex(/^https:\/\/[^/@]+|^$/),
+      tokenFile: secretFile,
+      caFile: secretFile,
+      certFile: secretFile,
+      keyFile: secretFile,
+    }),
+    replicas: z.int().min(1).max(10),
+    storageClasses: z.array(
+      z.strictObject({
+        name: dns1123,
+        annotations: strings.optional(),
+        parameters: strings.optional(),
+        reclaimPolicy: z.enum(["Delete", "Retain"]).optional(),
+        volumeBindingMode: z.enum(["WaitForFirstConsumer", "Immediate"]).optional(),
+        allowVolumeExpansion: z.boolean().optional(),
+        mountOptions: z.array(z.string()).optional(),
+        allowedTopologies: passedOnList.optional(),
+      }),
+    ),
+    snapshots: z.strictObject({
+      enabled: z.boolean(),
+      className: dns1123,
+      deletionPolicy: z.enum(["Delete", "Retain"]),
+    }),
+    sidecars: z.strictObject({
+      registry: z.string().min(1),
+      provisioner: sidecar,
+      attacher: sidecar,
+      resizer: sidecar,
+      snapshotter: sidecar,
+      resources,
+    }),
     resources,
   }),
 });

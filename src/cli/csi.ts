@@ -1,14 +1,21 @@
 /** `vmlet csi`: the CSI controller in front of a backend's volumes. */
 import { Command, Option } from "commander";
+import { Registry } from "prom-client";
 import { HttpVmProvider } from "../../providers/http-vm/index.ts";
 import { ConfigError, configuredBy } from "../config/load.ts";
-import { CsiServer } from "../csi/server.ts";
-import { createLogger, type LogFormat, type LogLevel } from "../telemetry/logger.ts";
+import { CsiServer, whyNotReady } from "../csi/server.ts";
+import type { Provider } from "../provider/provider.ts";
+import { HealthChecks, startHealthServer, type HealthServer } from "../telemetry/health.ts";
+import { createLogger, type Logger, type LogFormat, type LogLevel } from "../telemetry/logger.ts";
+import { collectProcessFigures } from "../telemetry/process-figures.ts";
 import { untilAborted } from "../util/abort.ts";
-import { openNoDebugger, signalToStop } from "./exit.ts";
+import { openNoDebugger, portNumber, signalToStop } from "./exit.ts";
 import { outliveFaults, PROGRAM_FOLDER } from "./faults.ts";
 import { logFormatOption } from "./log-format.ts";
 import { VERSION } from "./version.ts";
+
+/** Less than a probe waits. */
+const READY_TIMEOUT_MS = 4_000;
 
 interface Flags {
   endpoint: string;
@@ -19,6 +26,8 @@ interface Flags {
   certFile?: string | undefined;
   keyFile?: string | undefined;
   allowPlainHttp?: boolean | undefined;
+  address: string;
+  healthPort?: number | undefined;
   logLevel: LogLevel;
   logFormat: LogFormat;
 }
@@ -26,7 +35,7 @@ interface Flags {
 export function csiCommand(): Command {
   return new Command("csi")
     .description(
-      "serve CSI's controller (driver volumes.vmlet.dev) for csi-provisioner, csi-attacher and csi-resizer; it keeps nothing, so any number may run",
+      "serve CSI's controller (driver volumes.vmlet.dev) for csi-provisioner, csi-attacher, csi-resizer and csi-snapshotter; it keeps nothing, so any number may run",
     )
     .option("--endpoint <address>", "unix socket on which the sidecars ask", "unix:///csi/csi.sock")
     .option("--backend <url>", "Machine API with the volumes: https://host:port, http:// on loopback, or unix:///path")
@@ -36,6 +45,12 @@ export function csiCommand(): Command {
     .option("--cert-file <file>", "client certificate")
     .option("--key-file <file>", "client key")
     .option("--allow-plain-http", "http:// beyond loopback, which shows every token to the network")
+    .option("--address <address>", "what the health port listens on", "0.0.0.0")
+    .option(
+      "--health-port <port>",
+      "port of /livez, /readyz (does the backend answer?) and /metrics (plain HTTP); 0 picks a free one. Default: none",
+      portNumber,
+    )
     .addOption(
       new Option("--log-level <level>", "what is logged").choices(["debug", "info", "warn", "error"]).default("info"),
     )
@@ -71,9 +86,32 @@ async function run(flags: Flags): Promise<void> {
   );
   const server = new CsiServer({ provider, clusterId, version: VERSION, logger });
   await configuredBy("--endpoint", () => server.listen(socket));
-  logger.info({ endpoint, backend }, "The CSI driver answers");
+  const health = await configuredBy("--address, --health-port", () => serveHealth(flags, provider, logger));
+  logger.info({ endpoint, backend, healthPort: health?.port }, "The CSI driver answers");
   await untilAborted(AbortSignal.any([stop, fatal]));
+  await health?.close();
   await server.close();
   await provider.close();
   fatal.throwIfAborted();
+}
+
+/** Ready while the backend answers and has volumes: that it is away must restart nothing. */
+async function serveHealth(
+  { address: host, healthPort }: Flags,
+  provider: Provider,
+  logger: Logger,
+): Promise<HealthServer | undefined> {
+  if (healthPort === undefined) return undefined;
+  const registry = new Registry();
+  collectProcessFigures(registry);
+  const readyz = new HealthChecks("readyz");
+  readyz.add("backend", () => whyNotReady(provider, AbortSignal.timeout(READY_TIMEOUT_MS)));
+  return await startHealthServer({
+    host,
+    port: healthPort,
+    livez: new HealthChecks("livez"),
+    readyz,
+    metrics: { registry, render: () => registry.metrics() },
+    logger,
+  });
 }

@@ -7,6 +7,7 @@ import { Code, ConnectError } from "@connectrpc/connect";
 import { connectNodeAdapter } from "@connectrpc/connect-node";
 import { removeStaleSocket, withoutHost } from "../http/listen.ts";
 import { CSI_DRIVER } from "../provider/csi-names.ts";
+import type { Provider } from "../provider/provider.ts";
 import type { Logger } from "../telemetry/logger.ts";
 import {
   Controller,
@@ -71,6 +72,14 @@ export class CsiServer {
   }
 }
 
+/** In a few words; undefined when the backend has volumes. @throws Error when it does not answer */
+export async function whyNotReady(provider: Provider, signal: AbortSignal): Promise<string | undefined> {
+  const { capabilities } = await provider.getInfo({ signal });
+  return capabilities.includes("volumes.persistent")
+    ? undefined
+    : "the backend lacks the capability volumes.persistent";
+}
+
 function identityService({ provider, version }: CsiServerOptions) {
   return {
     getPluginInfo: () => ({ name: CSI_DRIVER, vendorVersion: version }),
@@ -88,9 +97,9 @@ function identityService({ provider, version }: CsiServerOptions) {
       };
     },
     async probe(_request: unknown, { signal }: { signal: AbortSignal }) {
-      const { capabilities } = await provider.getInfo({ signal });
-      if (capabilities.includes("volumes.persistent")) return { ready: true };
-      throw new ConnectError("the backend lacks the capability volumes.persistent", Code.FailedPrecondition);
+      const why = await whyNotReady(provider, signal);
+      if (why === undefined) return { ready: true };
+      throw new ConnectError(why, Code.FailedPrecondition);
     },
   };
 }

@@ -137,8 +137,8 @@ describe("what the chart renders", () => {
 });
 
 describe("with the values of", () => {
-  // The backend's own run as pods, in helm-in-cluster.test.ts.
-  const runnable = ci.filter(([name]) => !name.startsWith("backend"));
+  // The backend's own run as pods, in helm-in-cluster.test.ts, and the driver of volumes runs in volumes.test.ts.
+  const runnable = ci.filter(([name]) => !name.startsWith("backend") && name !== "csi");
 
   test.each(runnable)("%s, the agent serves its nodes, and helm test passes", async (name, file) => {
     const given = parse(await readFile(file, "utf8"));

@@ -76,6 +76,6 @@ test("a release has the package, the chart, the bill of materials, krew's manife
   const text = read("release.yaml");
   for (const command of ["npm run package", "helm package helm/vmlet", "npm run sbom", "npm run krew"])
     expect(text).toContain(command);
-  expect(text).toContain("cp helm/install.yaml");
+  expect(text).toContain("cp helm/install.yaml helm/install-csi.yaml");
   expect(text).toContain("npm publish --provenance");
 });

@@ -3,7 +3,7 @@ import { readFile } from "node:fs/promises";
 import { join } from "node:path";
 import { describe, expect, test } from "vitest";
 import { parseAllDocuments } from "yaml";
-import { installFile, installYaml } from "../../../helm/install.ts";
+import { csiFile, csiYaml, installFile, installYaml } from "../../../helm/install.ts";
 import { parseConfig } from "../../../src/config/load.ts";
 import type { Json } from "../../e2e/harness/client.ts";
 import { chart, find, named, render } from "./render.ts";
@@ -33,6 +33,29 @@ function configOf(yaml: string) {
 
 test("is up to date", async () => {
   expect(text, "npm run helm:generate").toBe(await installYaml());
+});
+
+describe("install-csi.yaml", async () => {
+  const csi = await readFile(csiFile, "utf8");
+
+  test("is up to date", async () => {
+    expect(csi, "npm run helm:generate").toBe(await csiYaml());
+  });
+
+  test("has the same marks, and nothing of install.yaml", () => {
+    const marks = (yaml: string) => new Set(yaml.match(/<[A-Z-]+>/g));
+    expect(marks(csi)).toEqual(marks(text));
+    const other = objectsOf(text).map(named);
+    expect(objectsOf(csi).map(named)).toEqual(
+      expect.arrayContaining(["CSIDriver/volumes.vmlet.dev", "StorageClass/vmlet"]),
+    );
+    expect(
+      objectsOf(csi)
+        .map(named)
+        .filter((name) => other.includes(name)),
+    ).toEqual([]);
+    expect(csi).not.toMatch(/helm\.sh|managed-by: Helm/);
+  });
 });
 
 describe("not filled in", () => {
