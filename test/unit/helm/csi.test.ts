@@ -56,12 +56,12 @@ test("the sidecars ask the driver by the socket that they share with it", () => 
 test("the driver has no token of the cluster, and the sidecars have no secret of the backend", () => {
   const mounts = (container: Json) => container.volumeMounts.map(({ mountPath }: Json) => mountPath as string);
   const token = "/var/run/secrets/kubernetes.io/serviceaccount";
-  expect(mounts(driver!)).toEqual(["/csi", "/etc/vmlet/secrets/vm-api"]);
+  expect(mounts(driver)).toEqual(["/csi", "/etc/vmlet/secrets/vm-api"]);
   for (const sidecar of sidecars) expect(mounts(sidecar), sidecar.name).toEqual([token, "/csi"]);
 });
 
 test("every container is probed at a port of its own", () => {
-  const ports = [driver!, ...sidecars].map(({ ports: own, livenessProbe }) => {
+  const ports = [driver, ...sidecars].map(({ ports: own, livenessProbe }) => {
     expect(own.map(({ name }: Json) => name)).toEqual([livenessProbe.httpGet.port]);
     return own[0].containerPort as number;
   });
