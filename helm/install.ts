@@ -1,7 +1,7 @@
 /**
- * Writes install.yaml, the chart's objects for those who install without Helm, and install-csi.yaml with what persistent
- * volumes need besides. They are rendered by the real helm from the chart and install-values.yaml, so that they cannot
- * come apart. Run: npm run helm:generate
+ * Writes install.yaml, the chart's objects for those who install without Helm, and install-csi.yaml, what volumes need
+ * besides. They are rendered by the real helm from the chart and install-values.yaml, so that they cannot come apart.
+ * Run: npm run helm:generate
  */
 import { writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
