@@ -77,7 +77,13 @@ export class ImageCollector {
       if (await this.#hasRoom(thresholds.lowPercent, roomBytes)) break;
       // Only now: removing the ones before may have taken minutes.
       if (!this.#isUnused(hex)) continue;
-      await folders.remove(hex, () => forget(hex));
+      try {
+        await folders.remove(hex, () => forget(hex));
+      } catch (thrown) {
+        // Others may still go.
+        logger.warn({ image: hex, err: thrown }, "Cannot remove an image to its end yet");
+        continue;
+      }
       this.#usedHere.delete(hex);
       removed.push(hex);
     }

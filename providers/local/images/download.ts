@@ -5,7 +5,6 @@ import type { Clock } from "../../../src/provider/kit/index.ts";
 import { ContainerError, type ImageConfig } from "../engine.ts";
 import { CommandError, findTool, run } from "../host/command.ts";
 import { flushTree, writeFileAtomic } from "../host/files.ts";
-import { removeTree } from "../host/remove-tree.ts";
 import { type ImageDisk, MIN_FREE_BYTES } from "./disk.ts";
 import { blobIn, type ImageFolders, type StoredImage } from "./folders.ts";
 import { imageConfig } from "./image-config.ts";
@@ -83,7 +82,7 @@ export class ImageDownload {
       await flushTree(join(work, "image"), signal);
       return await folders.place(join(work, "image"), layout, stored);
     } finally {
-      await removeTree(work);
+      await folders.discard(work);
     }
   }
 

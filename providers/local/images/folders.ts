@@ -11,6 +11,7 @@ import { randomBytes } from "node:crypto";
 import { existsSync, mkdirSync, renameSync, rmSync, statSync } from "node:fs";
 import { link, mkdtemp, readdir, rename, rm, utimes } from "node:fs/promises";
 import { join } from "node:path";
+import type { Logger } from "../../../src/provider/kit/index.ts";
 import type { ImageConfig } from "../engine.ts";
 import { flushFile, isMissing, writeFileAtomic } from "../host/files.ts";
 import { removeTree } from "../host/remove-tree.ts";
@@ -36,13 +37,17 @@ export interface StoredImage {
 export class ImageFolders {
   readonly #dir: string;
   readonly #torn: TornFiles;
+  readonly #logger: Logger;
+  /** Below tmp/, what could not be removed when it was done with. */
+  readonly #left = new Set<string>();
   /** Changes of image folders, one after the other. */
   #placed: Promise<unknown> = Promise.resolve();
 
   /** @param dir made at `open` when absent */
-  constructor(dir: string, torn: TornFiles) {
+  constructor(dir: string, torn: TornFiles, logger: Logger) {
     this.#dir = dir;
     this.#torn = torn;
+    this.#logger = logger;
   }
 
   /** Removes what an earlier process left unfinished. */
@@ -57,9 +62,23 @@ export class ImageFolders {
     return join(this.#imageDir(hex), "rootfs");
   }
 
-  /** A folder of its own for one pull; removed at the next start when the pull cannot do it. */
+  /** A folder of its own for one pull, until that calls `discard`. */
   async workDir(): Promise<string> {
+    await this.#discardLeft();
     return await mkdtemp(join(this.#dir, "tmp", "pull-"));
+  }
+
+  /** Removes what nobody finds any more: now, or with the next change when that fails, or at the next start. */
+  async discard(folder: string): Promise<void> {
+    this.#left.add(folder);
+    await removeTree(folder).then(
+      () => this.#left.delete(folder),
+      (thrown: unknown) => this.#logger.warn({ folder, err: thrown }, "Cannot remove what an image has left yet"),
+    );
+  }
+
+  async #discardLeft(): Promise<void> {
+    for (const folder of this.#left) await this.discard(folder);
   }
 
   /** Undefined when it is not here, or its description was torn: then the next pull puts it here again. */
@@ -142,9 +161,13 @@ export class ImageFolders {
     const doomed = this.#gone(hex);
     // Before another caller has a turn, and might be given it.
     renameSync(this.#imageDir(hex), doomed);
-    await forget();
-    await removeTree(doomed);
-    await this.removeOrphans();
+    try {
+      await forget();
+    } finally {
+      // A full disk may not take what is to be remembered: there is room only when the files have gone.
+      await this.discard(doomed);
+      await this.removeOrphans();
+    }
   }
 
   /** A blob that proved wrong: the next pull fetches it again. */
@@ -154,6 +177,7 @@ export class ImageFolders {
 
   /** Blobs of images that were removed. A pull under way has names of its own for those that it counts on. */
   async removeOrphans(): Promise<void> {
+    await this.#discardLeft();
     const used = new Set<string>();
     for (const folder of await this.list()) for (const digest of this.read(folder)?.blobs ?? []) used.add(digest);
     for (const blob of await readdir(join(this.#dir, "blobs/sha256")))

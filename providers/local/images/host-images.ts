@@ -55,7 +55,7 @@ export class HostImages implements ImageStore {
     this.#pullTimeoutMs = pullTimeoutMs;
     this.#disk = new ImageDisk({ dir, clock, usage: options.diskUsage });
     this.#torn = new TornFiles(dir, logger);
-    this.#folders = new ImageFolders(dir, this.#torn);
+    this.#folders = new ImageFolders(dir, this.#torn, logger);
     this.#registry = allowedRegistries(options);
     const shared = { folders: this.#folders, disk: this.#disk, clock };
     const { highPercent = 85, lowPercent = 80, minAgeMs = 120_000 } = options.gc ?? {};

@@ -29,6 +29,8 @@ export class ImageNames {
   readonly #salt: Buffer;
   #names: Record<string, NameEntry>;
   #saved: Promise<void> = Promise.resolve();
+  /** What is known here is not on the disk, which did not take it. */
+  #isUnsaved = false;
 
   /** @param dir exists */
   constructor(dir: string, torn: TornFiles) {
@@ -66,7 +68,7 @@ export class ImageNames {
     const fingerprint = this.#fingerprint(resolved.credential);
     const others = (before?.imageId === imageId ? before.seenBy : []).filter((known) => known !== fingerprint);
     const entry: NameEntry = { imageId, hex, seenBy: [...others, fingerprint].slice(-CREDENTIALS_KEPT) };
-    if (JSON.stringify(before) !== JSON.stringify(entry)) {
+    if (this.#isUnsaved || JSON.stringify(before) !== JSON.stringify(entry)) {
       delete this.#names[name];
       const older = Object.entries(this.#names).slice(1 - NAMES_KEPT);
       this.#names = Object.fromEntries([...older, [name, entry]]);
@@ -92,7 +94,11 @@ export class ImageNames {
 
   /** One after another: of two at once the older one might be in place in the end. */
   #save(): Promise<void> {
-    const save = () => writeFileAtomic(this.#file, JSON.stringify(this.#names), 0o600);
+    const save = async () => {
+      this.#isUnsaved = true;
+      await writeFileAtomic(this.#file, JSON.stringify(this.#names), 0o600);
+      this.#isUnsaved = false;
+    };
     this.#saved = this.#saved.then(save, save);
     return this.#saved;
   }

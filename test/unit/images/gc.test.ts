@@ -139,7 +139,7 @@ test("a salt that is torn is made again", async () => {
 });
 
 test("an image takes the place of a folder that a loss of power has left without its description", async () => {
-  const folders = new ImageFolders(dir, new TornFiles(dir, silentLogger));
+  const folders = new ImageFolders(dir, new TornFiles(dir, silentLogger), silentLogger);
   folders.open();
   store(A);
   writeFileSync(join(dir, "images", A.hex, "image.json"), "");
