@@ -2,11 +2,14 @@
 import { createServer, type Server } from "node:net";
 import type { AddressInfo } from "node:net";
 import { isOver, type Machine, type MachineSpec } from "../../src/provider/machine.ts";
-import type { HttpVmProvider } from "../../providers/http-vm/index.ts";
+import type { Provider } from "../../src/provider/provider.ts";
 import type { Random } from "../../src/util/random.ts";
 
 /** For ever: until it is stopped. To its end: it says that it runs, and exits with 7. Never again: it would run for ever. */
 export type Kind = "for ever" | "to its end" | "never again";
+
+/** Over HTTP, or what answers it. */
+type Backend = Pick<Provider, "createPod" | "getPod" | "deletePod">;
 
 const KINDS: readonly Kind[] = ["for ever", "to its end", "never again"];
 const LASTING_S = 1_000_000;
@@ -27,14 +30,17 @@ export class Roll {
   readonly runs = new Map<string, number>();
   readonly #server: Server;
 
-  constructor() {
+  /** @param onRun hears of each, when it is counted */
+  constructor(onRun: (id: string) => void = () => {}) {
     this.#server = createServer((connection) => {
       let text = "";
       connection.on("error", () => {});
       connection.on("data", (chunk: Buffer) => (text += chunk.toString()));
       connection.on("close", () => {
         const id = text.trim();
-        if (id !== "") this.runs.set(id, (this.runs.get(id) ?? 0) + 1);
+        if (id === "") return;
+        this.runs.set(id, (this.runs.get(id) ?? 0) + 1);
+        onRun(id);
       });
     });
   }
@@ -53,11 +59,19 @@ export class Workload {
   readonly machines = new Map<string, Asked>();
   readonly #image: string;
   readonly #rollPort: number;
+  readonly #onChange: (id: string, asked: Asked) => void;
   #serial = 0;
 
-  constructor(image: string, rollPort: number) {
+  /** @param onChange hears of all that is asked and answered */
+  constructor(image: string, rollPort: number, onChange: (id: string, asked: Asked) => void = () => {}) {
     this.#image = image;
     this.#rollPort = rollPort;
+    this.#onChange = onChange;
+  }
+
+  #changed(id: string, change: Partial<Asked>): void {
+    const asked = Object.assign(this.machines.get(id)!, change);
+    this.#onChange(id, { ...asked });
   }
 
   #spec(id: string, kind: Kind): MachineSpec {
@@ -86,7 +100,7 @@ export class Workload {
   }
 
   /** Asks for machines and ends of machines, until all was asked or the host is off. */
-  async run(provider: HttpVmProvider, random: Random, isOn: () => boolean): Promise<void> {
+  async run(provider: Backend, random: Random, isOn: () => boolean): Promise<void> {
     const asked: Promise<void>[] = [];
     for (const kind of KINDS) asked.push(this.#create(provider, `m${++this.#serial}`, kind));
     for (const [id, machine] of this.machines)
@@ -95,27 +109,26 @@ export class Workload {
     if (isOn()) await this.look(provider);
   }
 
-  async #create(provider: HttpVmProvider, id: string, kind: Kind): Promise<void> {
+  async #create(provider: Backend, id: string, kind: Kind): Promise<void> {
     const asked: Asked = { kind, created: false, deleted: false, isUnwanted: false };
     this.machines.set(id, asked);
+    this.#changed(id, {});
     const reply = await provider
       .createPod(id, this.#spec(id, kind), { signal: AbortSignal.timeout(CALL_MS) })
       .catch(() => {});
     if (reply === undefined) return;
-    asked.created = true;
-    asked.told ??= reply;
+    this.#changed(id, { created: true, told: asked.told ?? reply });
   }
 
-  async #delete(provider: HttpVmProvider, id: string): Promise<void> {
-    const asked = this.machines.get(id)!;
-    asked.isUnwanted = true;
+  async #delete(provider: Backend, id: string): Promise<void> {
+    this.#changed(id, { isUnwanted: true });
     await provider.deletePod(id, { force: false, signal: AbortSignal.timeout(CALL_MS) }).then(
-      () => (asked.deleted = true),
+      () => this.#changed(id, { deleted: true }),
       () => {},
     );
   }
 
-  async deleteAll(provider: HttpVmProvider): Promise<void> {
+  async deleteAll(provider: Backend): Promise<void> {
     await Promise.all([...this.machines.keys()].map((id) => this.#delete(provider, id)));
   }
 
@@ -123,7 +136,7 @@ export class Workload {
    * Takes in what the backend tells of each machine that it has acknowledged.
    * @returns what cannot be true of it, by what was told before
    */
-  async look(provider: HttpVmProvider): Promise<string[]> {
+  async look(provider: Backend): Promise<string[]> {
     const faults: string[] = [];
     const looks = [...this.machines].map(async ([id, asked]) => {
       const machine = await provider.getPod(id, { signal: AbortSignal.timeout(CALL_MS) }).catch((thrown: unknown) => {
@@ -135,7 +148,9 @@ export class Workload {
         return;
       }
       if (asked.told !== undefined) faults.push(...contradictions(asked.told, machine));
-      asked.told = machine;
+      if (machine.reason === "MachineLost")
+        faults.push(`${id} has lost its record or specification: ${machine.message}`);
+      if (machine.revision !== asked.told?.revision) this.#changed(id, { told: machine });
     });
     await Promise.all(looks);
     return faults;

@@ -27,10 +27,13 @@ const NBD = {
 } as const;
 const COMMANDS = ["read", "write", "disconnect", "flush"] as const;
 
-interface Write {
+export interface Write {
   offset: number;
   data: Buffer;
 }
+
+/** What a host has asked of its disk, in order; `durable`: on the disk by itself (FUA). */
+export type Operation = ({ kind: "write" | "durable" } & Write) | { kind: "flush" };
 
 export class VolatileDisk {
   readonly #path: string;
@@ -42,6 +45,7 @@ export class VolatileDisk {
   #isCut = false;
   readonly #connections = new Set<Socket>();
   #countdown: { left: number; cut: () => void } | undefined;
+  #log: Operation[] | undefined;
   /** Of this disk since it was made. */
   readonly count = { writes: 0, flushes: 0, lost: 0 };
 
@@ -62,6 +66,11 @@ export class VolatileDisk {
     closeSync(this.#file);
   }
 
+  /** What is asked of it from now on is kept in `log` as well. */
+  record(log: Operation[]): void {
+    this.#log = log;
+  }
+
   /** Calls `cut` when the host has written or flushed so many times more; what it asks from then on is not done. */
   cutAfter(operations: number, cut: () => void): void {
     this.#countdown = { left: operations, cut };
@@ -73,15 +82,9 @@ export class VolatileDisk {
     this.#countdown = undefined;
     // What has been asked and not read yet must not be done when the power is on again.
     for (const connection of this.#connections) connection.destroy();
-    // All, nothing, or a part of each: disks differ.
-    const share = [0, 0.5, 1][Math.floor(random() * 3)]!;
-    for (const write of this.#cache) {
-      if (random() < share) this.#write(write);
-      else {
-        this.count.lost++;
-        if (random() < 0.1) this.#write({ ...write, data: write.data.subarray(0, halfOf(write.data.length)) });
-      }
-    }
+    const { kept, lost } = whatIsKept(this.#cache, random);
+    for (const write of kept) this.#write(write);
+    this.count.lost += lost;
     this.#cache = [];
   }
 
@@ -187,11 +190,33 @@ export class VolatileDisk {
       return;
     }
     if (!this.#counts(command === "write" ? "writes" : "flushes")) return;
-    if (command === "flush") this.#flush();
-    else if (flags & NBD.fua) this.#write({ offset, data });
-    else this.#cache.push({ offset, data });
+    if (command === "flush") {
+      this.#log?.push({ kind: "flush" });
+      this.#flush();
+    } else if (flags & NBD.fua) {
+      this.#log?.push({ kind: "durable", offset, data });
+      this.#write({ offset, data });
+    } else {
+      this.#log?.push({ kind: "write", offset, data });
+      this.#cache.push({ offset, data });
+    }
     if (!this.#isCut) connection.write(reply);
   }
+}
+
+/** Of what was not flushed when the power went: all, nothing, or a part of it, for disks differ. */
+export function whatIsKept(cache: readonly Write[], random: Random): { kept: Write[]; lost: number } {
+  const share = [0, 0.5, 1][Math.floor(random() * 3)]!;
+  const kept: Write[] = [];
+  let lost = 0;
+  for (const write of cache) {
+    if (random() < share) kept.push(write);
+    else {
+      lost++;
+      if (random() < 0.1) kept.push({ ...write, data: write.data.subarray(0, halfOf(write.data.length)) });
+    }
+  }
+  return { kept, lost };
 }
 
 const halfOf = (bytes: number) => Math.floor(bytes / 2 / SECTOR) * SECTOR;

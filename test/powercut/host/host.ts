@@ -120,6 +120,11 @@ export class EmulatedHost {
     return host;
   }
 
+  /** What is on its disk, but for what was not flushed. */
+  get diskFile(): string {
+    return join(this.#dir, "disk");
+  }
+
   get isOn(): boolean {
     return this.#qemu !== undefined;
   }
