@@ -170,6 +170,8 @@ async function measure(where: Cluster, target: Target, pods: number): Promise<Fi
   // The slowest peer needs more than half a second per pod, and its first look at a thousand pods takes longer still.
   const timeoutMs = 60_000 + pods * 1_000;
 
+  // A second agent of the same node, with a backend of its own, would run the pods as well.
+  await target.stopAgent();
   // The agent registers its Node first: a pod that is bound to a Node that does not exist is collected as garbage.
   await target.startAgent();
   await Promise.race([untilNodeReady(admin, target.nodeName), target.failed()]);
