@@ -53,6 +53,7 @@ import {
   specIdentity,
   type VolumeProvider,
 } from "../../src/provider/kit/index.ts";
+import { capabilitiesOf } from "./capabilities.ts";
 import type { Engine, HostProblem, Shims } from "./engine.ts";
 import { type EvictionOptions, HostCare, type ShutdownGrace } from "./host-care.ts";
 import { findTool } from "./host/command.ts";
@@ -102,7 +103,6 @@ interface LocalProviderOptions {
 }
 
 const START_CONCURRENCY = 8;
-const VOLUME_CAPABILITIES: readonly Capability[] = ["volumes.persistent", "volumes.block", "volumes.clone"];
 /** Volumes that are measured at a time. */
 const VOLUME_WALKS = 2;
 /** kubelet's containerLogMaxSize and containerLogMaxFiles. */
@@ -131,6 +131,7 @@ export class LocalProvider implements Provider {
   readonly #secrets: SecretBudget;
   readonly #care: HostCare;
   readonly #plugins: HostPlugins | undefined;
+  readonly #capabilities: readonly Capability[];
   /** Absent: the engine has none. Machines keep theirs though none are offered any more. */
   readonly #volumes: LocalVolumes | undefined;
   readonly volumes?: VolumeProvider;
@@ -150,6 +151,7 @@ export class LocalProvider implements Provider {
     this.#secrets = new SecretBudget(options.secrets?.maxBytes ?? Infinity);
     this.#plugins = options.plugins && new HostPlugins(options.plugins, { ...options, supervisors: this.#supervisors });
     this.#care = new HostCare({ ...options, devices: this.#plugins?.devices, supervisors: this.#supervisors });
+    this.#capabilities = capabilitiesOf(options, this.#care);
     this.#volumes = volumesOf(options, () => [...this.#supervisors.values()].map(({ record }) => record));
     if (this.#volumes !== undefined && options.persistentVolumes !== false) this.volumes = this.#volumes.api;
     this.#context = {
@@ -299,13 +301,10 @@ export class LocalProvider implements Provider {
   }
 
   getInfo(_options: CallOptions): Promise<ProviderInfo> {
-    const capabilities = new Set(capabilitiesOf(this.#options));
-    if (this.#care.tellsCapacity) capabilities.add("capacity");
-    if (this.#plugins !== undefined) capabilities.add("devices");
     return Promise.resolve({
       name: `vmlet-backend/${this.#engine.name}`,
       version: this.#options.version,
-      capabilities: [...capabilities],
+      capabilities: [...this.#capabilities],
       // Every engine runs what this host's processor runs; engine vm's guests are of its kind too.
       os: "linux",
       architecture: goArchitecture(process.arch),
@@ -331,7 +330,7 @@ export class LocalProvider implements Provider {
         throw new ProviderError("unavailable", `what is left of a former machine ${id} is still being removed`);
       assertTellable(specExcess(spec));
       validateSpec(spec);
-      assertCapable(requiredCapabilities(spec), capabilitiesOf(this.#options));
+      assertCapable(requiredCapabilities(spec), this.#capabilities);
       assertRuntimeHandler(spec, this.#engine.runtimeHandlers);
       this.#engine.validate?.(spec);
       this.#volumes?.assertClaimable(spec);
@@ -415,7 +414,7 @@ export class LocalProvider implements Provider {
     options.signal.throwIfAborted();
     this.#assertOpen();
     const supervisor = this.#find(id);
-    assertCapable(patchCapabilities(patch), capabilitiesOf(this.#options));
+    assertCapable(patchCapabilities(patch), this.#capabilities);
     assertTellable(patchExcess(supervisor.spec, patch));
     for (const spec of patch.ephemeral_containers ?? []) {
       const others = (supervisor.spec.ephemeral_containers ?? []).filter((known) => !isDeepStrictEqual(known, spec));
@@ -523,14 +522,6 @@ export class LocalProvider implements Provider {
 
 function storeOf({ stateDir, clock, logger, secrets }: LocalProviderOptions): MachineStore {
   return new MachineStore(stateDir, clock, new TornFiles(stateDir, logger), secrets?.dir);
-}
-
-/** The engine's, without those that the host's owner does not offer. */
-function capabilitiesOf({ engine, persistentVolumes }: LocalProviderOptions): readonly Capability[] {
-  const { capabilities } = engine;
-  return persistentVolumes === false
-    ? capabilities.filter((each) => !VOLUME_CAPABILITIES.includes(each))
-    : capabilities;
 }
 
 /** Undefined where the engine has none. */

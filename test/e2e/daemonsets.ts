@@ -16,13 +16,8 @@ import { buildKubeProxy, buildNodeExporter } from "./harness/build.ts";
 import type { Json } from "./harness/client.ts";
 import { runCommand } from "./harness/exec.ts";
 import { createKubectl, type Kubectl } from "./harness/kubectl.ts";
+import { runSteps, type Steps } from "./harness/steps.ts";
 import { must, waitFor } from "./harness/wait.ts";
-
-export interface StepResult {
-  step: string;
-  /** What it found wrong; absent when it passed. */
-  failure?: string;
-}
 
 interface World {
   environment: Environment;
@@ -38,7 +33,7 @@ const LOCK_FILE = "/run/xtables.lock";
 const everywhere = [{ operator: "Exists" }];
 
 /** In order; each builds on those before it. */
-const steps: Record<string, (world: World) => Promise<void>> = {
+const steps: Steps<World> = {
   "kube-proxy, as kubeadm installs it, brings the cluster's Services to pods": async ({ environment, kubectl }) => {
     const { registry, cluster } = environment;
     await apply(kubectl, [
@@ -321,16 +316,7 @@ async function main(): Promise<number> {
   });
   await pushImages(environment);
   const kubectl = await createKubectl(environment.cluster.adminKubeconfig);
-  const world: World = { environment, kubectl, logs };
-  let code = 0;
-  for (const [step, run] of Object.entries(steps)) {
-    const failure = await run(world).then(
-      () => undefined,
-      async (thrown: unknown) => `${String(thrown)}\n${await describeAll(kubectl)}`,
-    );
-    console.log(JSON.stringify({ step, ...(failure !== undefined && { failure }) } satisfies StepResult));
-    if (failure !== undefined) code = 1;
-  }
+  const code = await runSteps(steps, { environment, kubectl, logs }, () => describeAll(kubectl));
   await rm(logs, { recursive: true, force: true });
   if (!hadLock) await rm(LOCK_FILE, { force: true });
   return code;

@@ -23,6 +23,8 @@ interface Granted {
 /** A device plugin of its own gRPC server. */
 export class TestPlugin {
   devices = ["g0", "g1"];
+  /** Those that it says are broken. */
+  #broken: readonly string[] = [];
   readonly told: { pluginRegistered: boolean; error: string }[] = [];
   /** It says nothing to what it is asked. */
   isSilent = false;
@@ -60,7 +62,9 @@ export class TestPlugin {
 
   async *#watch(_request: unknown, { signal }: { signal: AbortSignal }) {
     while (!signal.aborted) {
-      yield { devices: this.devices.map((ID) => ({ ID, health: "Healthy" })) };
+      yield {
+        devices: this.devices.map((ID) => ({ ID, health: this.#broken.includes(ID) ? "Unhealthy" : "Healthy" })),
+      };
       await this.#again.promise;
     }
   }
@@ -69,6 +73,11 @@ export class TestPlugin {
     this.devices = devices;
     this.#again.resolve();
     this.#again = Promise.withResolvers();
+  }
+
+  break(...devices: string[]): void {
+    this.#broken = devices;
+    this.change(...this.devices);
   }
 
   async listen(path: string): Promise<this> {

@@ -4,7 +4,7 @@ import { copyFile, readdir, rmdir, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { machineHash } from "../../../providers/local/host/machine-hash.ts";
 import { unmountBelow } from "../../../providers/local/host/mounts.ts";
-import { startAgent, startBackend, type BackendProcess } from "../../e2e/harness/agent.ts";
+import { startAgent, startBackend, type AgentProcess, type BackendProcess } from "../../e2e/harness/agent.ts";
 import { buildCoreDns, buildKubeProxy } from "../../e2e/harness/build.ts";
 import type { Json } from "../../e2e/harness/client.ts";
 import { startCluster, type Cluster } from "../../e2e/harness/cluster.ts";
@@ -32,6 +32,9 @@ export function hasHostAccess(engine: ContainerEngine): boolean {
 export interface Environment extends AsyncDisposable {
   cluster: Cluster;
   registry: TestRegistry;
+  backend: BackendProcess;
+  /** Of each node, in the order of their names. */
+  agents: readonly AgentProcess[];
   /** Copies the logs of everything that was started. */
   saveLogs(dir: string): Promise<void>;
 }
@@ -39,8 +42,12 @@ export interface Environment extends AsyncDisposable {
 export interface EnvironmentOptions {
   /** Default `oci`. */
   engine?: ContainerEngine | undefined;
+  /** How many nodes there are. Default: all. */
+  nodes?: number | undefined;
   /** Merged over each node's entry of the agent's configuration. */
   node?: Json;
+  /** The backend's `engine.plugins`. Default: none are served. */
+  plugins?: { directory: string } | undefined;
   /** The backend's `engine.host`. Default: all, to pods of every namespace, where the engine has that. */
   host?: Json;
   /** Whether kube-proxy runs on this host. Default true. */
@@ -51,7 +58,9 @@ export interface EnvironmentOptions {
 
 export async function startEnvironment({
   engine = "oci",
+  nodes = nodeNames.length,
   node = {},
+  plugins,
   host = { namespaces: ["*"] },
   kubeProxy = true,
   openHostPorts = [],
@@ -87,6 +96,7 @@ export async function startEnvironment({
         // Every container of a VM is alone with its kernel: there is nothing to allow.
         ...(engine === "vm" ? {} : { allowPrivileged: true }),
         ...(hasHostAccess(engine) ? { host } : {}),
+        ...(plugins !== undefined && { plugins }),
         // Its network is this run's alone, its name is claimed of the whole host.
         network: {
           bridge: `vc${randomBytes(3).toString("hex")}`,
@@ -96,9 +106,10 @@ export async function startEnvironment({
         images: { parallelPulls: 4, insecureRegistries: [registry.host, podRegistry] },
       },
     });
-    for (const [index, nodeName] of nodeNames.entries()) {
+    const agents: AgentProcess[] = [];
+    for (const [index, nodeName] of nodeNames.slice(0, nodes).entries()) {
       const address = hostAddresses[index]!;
-      await startAgent({
+      const agent = await startAgent({
         sandbox: cluster.sandbox,
         kubeconfig: await cluster.userKubeconfig(`system:node:${nodeName}`, ["system:nodes"]),
         nodeName,
@@ -114,23 +125,24 @@ export async function startEnvironment({
           ...node,
         },
       });
+      agents.push(agent);
     }
     await startDns(cluster, apiPort);
     if (kubeProxy) await startKubeProxy(cluster);
     const { admin } = cluster;
-    await waitFor({ what: "two ready nodes", timeoutMs: 60_000 }, async () => {
+    await waitFor({ what: "ready nodes", timeoutMs: 60_000 }, async () => {
       const { items } = await admin.get("/api/v1/nodes");
       const ready = items.filter(({ status }: Json) =>
         status.conditions?.some((each: Json) => each.type === "Ready" && each.status === "True"),
       );
-      must(ready.length === nodeNames.length, items);
+      must(ready.length === nodes, items);
     });
     const { dir } = cluster.sandbox;
     const saveLogs = async (target: string) => {
       for (const file of await readdir(dir))
         if (file.endsWith(".log")) await copyFile(join(dir, file), join(target, file));
     };
-    return { cluster, registry, saveLogs, [Symbol.asyncDispose]: dispose };
+    return { cluster, registry, backend, agents, saveLogs, [Symbol.asyncDispose]: dispose };
   } catch (thrown) {
     await dispose();
     throw thrown;

@@ -124,6 +124,16 @@ describe("a machine that asks for devices", () => {
     expect(world.instance("a").launch.devices?.env).toEqual({ GPUS: "g0,g1" });
   });
 
+  test("is judged by what the backend tells, also when a container joins it", async () => {
+    const { world } = await worldWith("g0");
+    const { capabilities } = await world.provider.getInfo({ signal: world.signal });
+    expect(capabilities).toContain("devices");
+    await world.create(one());
+    const debug = { ephemeral_containers: [{ name: "debug", image: "i" }] };
+    await world.provider.updatePod("m1", debug, { signal: world.signal });
+    expect(await devicesOf(world)).toEqual(["g0"]);
+  });
+
   test("gets none that another machine has", async () => {
     const { world } = await worldWith("g0", "g1");
     await world.create(one(), "m1");
