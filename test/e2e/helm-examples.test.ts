@@ -1,4 +1,4 @@
-/** The examples on a cluster with a real node of two CPUs beside two virtual ones. */
+/** The examples on a cluster with a real node of two CPUs beside two virtual ones; statefulset.yaml in volumes.test.ts. */
 import { writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
@@ -131,17 +131,6 @@ describe("examples", () => {
       const { items } = await cluster.admin.get("/api/v1/namespaces/default/pods?labelSelector=app%3Djob-burst");
       expect(items).toHaveLength(20);
       expect(nodesOf(items).every(isVirtual)).toBe(true);
-    }));
-
-  test("statefulset.yaml runs its pods under their names", () =>
-    withExample("statefulset.yaml", async () => {
-      const pods = await runningPods("stateful", 3);
-      expect(pods.map((pod) => pod.metadata.name as string).toSorted()).toEqual([
-        "stateful-0",
-        "stateful-1",
-        "stateful-2",
-      ]);
-      expect(nodesOf(pods).every(isVirtual)).toBe(true);
     }));
 
   test("daemonset-exclusion.yaml leaves virtual nodes out", () =>

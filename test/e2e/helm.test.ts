@@ -1,11 +1,10 @@
 /** The chart on a real control plane: each identity lets the agent do its work, and nothing else. */
 import { X509Certificate } from "node:crypto";
-import { mkdtemp, readFile, writeFile } from "node:fs/promises";
+import { readFile } from "node:fs/promises";
 import https from "node:https";
-import { tmpdir } from "node:os";
-import { join } from "node:path";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { parse } from "yaml";
+import { auditLog, type AuditLog } from "./harness/audit.ts";
 import { createClient, type Client, type Json } from "./harness/client.ts";
 import { hostAddress, startBackend, type AgentProcess, type BackendProcess } from "./harness/agent.ts";
 import { startCluster, type Cluster } from "./harness/cluster.ts";
@@ -18,30 +17,12 @@ import { keyOf, rightsOf, roleWithout, type Right } from "../unit/helm/rights.ts
 const ci = await ciValues();
 let cluster: Cluster;
 let backend: BackendProcess;
-let auditLog: string;
+let audit: AuditLog;
 
 beforeAll(async () => {
-  const dir = await mkdtemp(join(tmpdir(), "vmlet-audit-"));
-  auditLog = join(dir, "audit.log");
-  const policy = join(dir, "policy.yaml");
-  await writeFile(
-    policy,
-    JSON.stringify({
-      apiVersion: "audit.k8s.io/v1",
-      kind: "Policy",
-      omitStages: ["RequestReceived"],
-      rules: [
-        // Some rights are not used by a request of their own: somebody asks whether the user has them.
-        {
-          level: "RequestResponse",
-          resources: [{ group: "authorization.k8s.io", resources: ["subjectaccessreviews"] }],
-        },
-        { level: "Metadata" },
-      ],
-    }),
-  );
+  audit = await auditLog();
   cluster = await startCluster({
-    apiServerFlags: [`--audit-policy-file=${policy}`, `--audit-log-path=${auditLog}`],
+    apiServerFlags: audit.flags,
     // So short that a client certificate has to be renewed before the tests end.
     controllerManagerFlags: ["--cluster-signing-duration=1m"],
   });
@@ -168,7 +149,7 @@ describe("with the values of", () => {
   });
 
   test("full, the three nodes share one watch of the Services", async () => {
-    const watchers = (await auditEvents()).filter(
+    const watchers = (await audit.events()).filter(
       ({ verb, objectRef }) => verb === "watch" && objectRef?.resource === "services",
     );
     const ofFull = watchers.flatMap(({ impersonatedUser }) => impersonatedUser?.username ?? []);
@@ -589,11 +570,6 @@ async function withoutRight(chart: Installation, right: Right, look: () => Promi
   }
 }
 
-async function auditEvents(): Promise<Json[]> {
-  const lines = (await readFile(auditLog, "utf8")).split("\n");
-  return lines.filter(Boolean).map((line) => JSON.parse(line));
-}
-
 /** The rights that this user made use of, from the API server's audit log, as `keyOf` writes them, each with and without the name. */
 async function usedRights(user: string): Promise<Set<string>> {
   const keys = new Set<string>();
@@ -601,7 +577,7 @@ async function usedRights(user: string): Promise<Set<string>> {
     for (const each of [name, undefined])
       keys.add(keyOf({ verb, group, resource: subresource ? `${resource}/${subresource}` : resource, name: each }));
   };
-  for (const event of await auditEvents()) {
+  for (const event of await audit.events()) {
     const review = event.objectRef?.resource === "subjectaccessreviews" ? event.responseObject : undefined;
     // Asked by the controller-manager, before it approves a certificate.
     if (review?.status?.allowed && review.spec.user === user && review.spec.resourceAttributes)

@@ -162,7 +162,13 @@ export function newcomerSuite({ flags, surroundings, toldOfMachines, toldOfWeb, 
       "hard.yaml": () => rolledOut("deployment/hard"),
       "overflow.yaml": () => rolledOut("deployment/overflow"),
       "prefer-no-schedule.yaml": () => rolledOut("deployment/prefer-no-schedule"),
-      "statefulset.yaml": () => rolledOut("statefulset/stateful"),
+      "statefulset.yaml": async () => {
+        await rolledOut("statefulset/stateful");
+        const starts = Number(/start number (\d+)/.exec(await type("kubectl logs stateful-1"))?.[1]);
+        await type("kubectl delete pod stateful-1 --timeout=60s");
+        await rolledOut("statefulset/stateful");
+        must((await type("kubectl logs stateful-1")).includes(`start number ${starts + 1}\n`), "another volume");
+      },
       "job-burst.yaml": async () => {
         await type("kubectl wait --for=condition=Complete job/job-burst --timeout=10s");
       },
@@ -191,6 +197,7 @@ export function newcomerSuite({ flags, surroundings, toldOfMachines, toldOfWeb, 
       await type(`kubectl apply -f examples/${file}`);
       await waitFor({ what: `${file} to do what it is for`, ...PATIENCE }, outcomes[file]!);
       await type(`kubectl delete -f examples/${file} --timeout=60s`);
+      await type("kubectl delete pvc --all --timeout=60s");
     });
   });
 

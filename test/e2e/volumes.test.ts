@@ -1,20 +1,20 @@
 /**
- * Persistent volumes from the claim to the machine: a real control plane, the CSI project's own sidecars, `vmlet csi`, the
- * agent with a kubelet's rights, and a backend that has volumes.
+ * Persistent volumes from the claim to the machine: a real control plane, the CSI project's own sidecars and `vmlet csi`
+ * with the arguments and rights of the chart, the agent with a kubelet's rights, and a backend that has volumes.
  */
-import { once } from "node:events";
-import { connect } from "node:net";
 import { join } from "node:path";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
-import { CSI_DRIVER, csiNodeId } from "../../src/provider/csi-names.ts";
+import { csiNodeId } from "../../src/provider/csi-names.ts";
 import { DISK_PREFIX } from "../../src/podspec/references/disks.ts";
 import { inject } from "./cases/environment.ts";
 import { podSpec, Pods, serve, shell } from "./cases/pods.ts";
 import { startRealEnvironment } from "./cases/start.ts";
-import { buildCsiAttacher, buildCsiProvisioner } from "./harness/build.ts";
-import { restartable } from "./harness/agent.ts";
+import { auditLog, type AuditLog } from "./harness/audit.ts";
 import { HttpError, type Json } from "./harness/client.ts";
+import { createKubectl } from "./harness/kubectl.ts";
 import { must, waitFor } from "./harness/wait.ts";
+import { keyOf, rightsOf } from "../unit/helm/rights.ts";
+import { startVolumeDriver, type VolumeDriver } from "./volume-driver.ts";
 
 const CLUSTER = "e2e";
 const WAIT_MS = 120_000;
@@ -28,54 +28,29 @@ const claimSpec = (more: Json = {}): Json => ({
   ...more,
 });
 
-/** They end when they lose the driver, and a kubelet starts them again. */
-const again = (program: string, args: readonly string[]) => [
-  "-c",
-  'while :; do "$@"; sleep 1; done',
-  "sh",
-  program,
-  ...args,
-];
-
-async function answers(socket: string): Promise<void> {
-  const connection = connect(socket);
-  try {
-    await once(connection, "connect");
-  } finally {
-    connection.destroy();
-  }
-}
-
 describe("persistent volumes", () => {
   let env: Awaited<ReturnType<typeof startRealEnvironment>>;
   let pods: Pods;
 
+  let audit: AuditLog;
+  let disks: VolumeDriver;
+
   beforeAll(async () => {
-    const [provisioner, attacher] = await Promise.all([buildCsiProvisioner(), buildCsiAttacher()]);
-    env = await startRealEnvironment();
-    const { sandbox, adminKubeconfig, admin } = env.cluster;
-    const socket = join(sandbox.dir, "csi.sock");
-    const { url, tokenFile } = env.backend.provider;
-    const driver = ["csi", "--endpoint", `unix://${socket}`, "--backend", url, "--token-file", tokenFile];
-    await restartable(sandbox, "csi", [...driver, "--cluster-id", CLUSTER], () => answers(socket)).start();
-    const common = [`--csi-address=${socket}`, `--kubeconfig=${adminKubeconfig}`, "--timeout=30s"];
-    sandbox.spawn("csi-provisioner", "/bin/sh", again(provisioner, [...common, "--extra-create-metadata"]));
-    sandbox.spawn("csi-attacher", "/bin/sh", again(attacher, common));
-    await admin.create("/apis/storage.k8s.io/v1/csidrivers", {
-      metadata: { name: CSI_DRIVER },
-      spec: {
-        attachRequired: true,
-        podInfoOnMount: false,
-        fsGroupPolicy: "File",
-        volumeLifecycleModes: ["Persistent"],
+    audit = await auditLog();
+    env = await startRealEnvironment({ cluster: { apiServerFlags: audit.flags } });
+    disks = await startVolumeDriver({
+      cluster: env.cluster,
+      provider: env.backend.provider,
+      clusterId: CLUSTER,
+      nodeName: env.nodeName,
+      csi: {
+        storageClasses: [
+          { name: "vmlet", annotations: { "storageclass.kubernetes.io/is-default-class": "true" } },
+          { name: "at-once", volumeBindingMode: "Immediate" },
+        ],
       },
     });
-    await admin.create("/apis/storage.k8s.io/v1/storageclasses", {
-      metadata: { name: "vmlet" },
-      provisioner: CSI_DRIVER,
-      volumeBindingMode: "WaitForFirstConsumer",
-      allowVolumeExpansion: true,
-    });
+    const { admin } = env.cluster;
     pods = new Pods(admin, "default", env.nodeName);
   }, 900_000);
   afterAll(() => env?.[Symbol.asyncDispose]());
@@ -179,10 +154,6 @@ describe("persistent volumes", () => {
       );
     });
     expect((await pods.get("early")).status.phase).toBe("Pending");
-    await env.client.create("/apis/storage.k8s.io/v1/storageclasses", {
-      metadata: { name: "at-once" },
-      provisioner: CSI_DRIVER,
-    });
     await env.client.create(claims, { metadata: { name: "late" }, spec: claimSpec({ storageClassName: "at-once" }) });
     await untilReady("early");
     await pods.delete("early", 1);
@@ -203,6 +174,88 @@ describe("persistent volumes", () => {
     );
   });
 
+  const writer = (claim: string): Json => ({
+    terminationGracePeriodSeconds: 1,
+    containers: [
+      shell("main", keeper, {
+        env: [{ name: "UID_OF_POD", valueFrom: { fieldRef: { fieldPath: "metadata.uid" } } }],
+        volumeMounts: [{ name: "data", mountPath: "/data" }],
+      }),
+    ],
+    volumes: [{ name: "data", persistentVolumeClaim: { claimName: claim } }],
+  });
+  const snapshots = "/apis/snapshot.storage.k8s.io/v1/namespaces/default/volumesnapshots";
+  const ask = (claim: string, size: string) =>
+    env.client.patch(`${claims}/${claim}`, { spec: { resources: { requests: { storage: size } } } });
+  /** Also that nothing of the growth is left to be done. */
+  const untilGrown = (claim: string, size: string) =>
+    waitFor({ what: `${claim} to have grown`, timeoutMs: WAIT_MS }, async () => {
+      const { status } = await env.client.get(`${claims}/${claim}`);
+      must(status.capacity.storage === size && (status.conditions ?? []).length === 0, status);
+      must(status.allocatedResourceStatuses === undefined, status);
+    });
+
+  test("grow under a pod that runs on, file system and all", async () => {
+    const before = await pods.get("db-0");
+    await ask("data-db-0", "32Mi");
+    await untilGrown("data-db-0", "32Mi");
+    expect((await volumeOf("data-db-0")).size_bytes).toBe(32 * 2 ** 20);
+    const after = await pods.get("db-0");
+    expect([after.metadata.uid, after.status.containerStatuses[0].restartCount]).toEqual([before.metadata.uid, 0]);
+  });
+
+  test("grow while nobody has them", async () => {
+    await env.client.create(claims, { metadata: { name: "idle" }, spec: claimSpec({ storageClassName: "at-once" }) });
+    await waitFor({ what: "the claim to be bound", timeoutMs: WAIT_MS }, async () => {
+      const { status } = await env.client.get(`${claims}/idle`);
+      must(status.phase === "Bound", status);
+    });
+    await ask("idle", "48Mi");
+    await untilGrown("idle", "48Mi");
+    expect((await volumeOf("idle")).size_bytes).toBe(48 * 2 ** 20);
+    await env.client.delete(`${claims}/idle`);
+  });
+
+  test("begin as a snapshot, or as a copy of another, with what was on that and nothing that came later", async () => {
+    const source = "origin";
+    /** A pod comes, writes its line, and goes: what a machine may write to is not copied. */
+    const visit = async (lines: number) => {
+      const { metadata } = await pods.create("visitor", writer(source));
+      await untilFound("visitor", lines);
+      await pods.delete("visitor", 1);
+      await pods.untilGone("visitor", metadata.uid, WAIT_MS);
+    };
+    await env.client.create(claims, { metadata: { name: source }, spec: claimSpec() });
+    await visit(1);
+    await env.client.create(snapshots, {
+      apiVersion: "snapshot.storage.k8s.io/v1",
+      kind: "VolumeSnapshot",
+      metadata: { name: "kept" },
+      spec: { volumeSnapshotClassName: "vmlet", source: { persistentVolumeClaimName: source } },
+    });
+    await waitFor({ what: "the snapshot to be ready", timeoutMs: WAIT_MS }, async () => {
+      const { status } = await env.client.get(`${snapshots}/kept`);
+      must(status?.readyToUse === true, status);
+    });
+    await visit(2);
+    const sources: Record<string, Json> = {
+      restored: { apiGroup: "snapshot.storage.k8s.io", kind: "VolumeSnapshot", name: "kept" },
+      cloned: { kind: "PersistentVolumeClaim", name: source },
+    };
+    for (const [name, dataSource] of Object.entries(sources)) {
+      await env.client.create(claims, { metadata: { name }, spec: claimSpec({ dataSource }) });
+      await pods.create(name, writer(name));
+    }
+    await untilFound("restored", 2);
+    await untilFound("cloned", 3);
+    for (const name of Object.keys(sources)) {
+      await pods.delete(name, 1);
+      await env.client.delete(`${claims}/${name}`);
+    }
+    await env.client.delete(`${claims}/${source}`);
+    await env.client.delete(`${snapshots}/kept`);
+  });
+
   test("are released before the VolumeAttachment goes, and deleted with their claims", async () => {
     const kept = await volumeOf("data-db-0");
     await env.client.delete("/apis/apps/v1/namespaces/default/statefulsets/db");
@@ -221,5 +274,51 @@ describe("persistent volumes", () => {
     await waitFor({ what: "the volumes to be deleted", timeoutMs: WAIT_MS }, async () =>
       must((await volumes()).length === 0, await volumes()),
     );
+  });
+
+  test("come with examples/statefulset.yaml, and stay with the names of its pods", async () => {
+    const kubectl = await createKubectl(env.cluster.adminKubeconfig);
+    const example = ["--filename", join(import.meta.dirname, "../../examples/statefulset.yaml")];
+    await kubectl.run(["apply", ...example]);
+    for (const name of ["stateful-0", "stateful-1", "stateful-2"]) await untilReady(name);
+    await kubectl.run(["delete", "pod", "stateful-1"]);
+    await untilReady("stateful-1");
+    expect(await logOf("stateful-1")).toContain("start number 2\n");
+    await kubectl.run(["delete", ...example, "--cascade=foreground"]);
+    // As its first lines say.
+    await kubectl.run(["delete", "pvc", "--selector=app=stateful"]);
+    await waitFor({ what: "the volumes to be deleted", timeoutMs: WAIT_MS }, async () =>
+      must((await volumes()).length === 0, await volumes()),
+    );
+  });
+
+  describe("the ServiceAccount of driver and sidecars", () => {
+    const user = () => `system:serviceaccount:${disks.chart.namespace}:${disks.account}`;
+    const asked = async () => (await audit.events()).filter((event) => event.user.username === user());
+
+    test("was refused nothing", async () => {
+      const refused = (await asked()).filter(
+        ({ annotations }) => annotations?.["authorization.k8s.io/decision"] === "forbid",
+      );
+      expect(refused.map(({ verb, requestURI }) => `${verb} ${requestURI}`)).toEqual([]);
+    });
+
+    test("has used every right that it has", async () => {
+      const used = new Set(
+        (await asked())
+          .filter(({ objectRef }) => objectRef?.resource !== undefined)
+          .flatMap(({ verb, objectRef: { apiGroup: group = "", resource, subresource, name } }) =>
+            [name, undefined].map((each) =>
+              keyOf({ verb, group, resource: subresource ? `${resource}/${subresource}` : resource, name: each }),
+            ),
+          ),
+      );
+      // This backend has no zone, so nobody asks where nodes are; and only where lists are not streamed is one asked for.
+      const unused = rightsOf(disks.chart.objects, disks.account)
+        .filter(({ resource }) => resource !== "nodes")
+        .map((right) => keyOf({ ...right, verb: right.verb === "list" ? "watch" : right.verb }))
+        .filter((key) => !used.has(key));
+      expect(unused).toEqual([]);
+    });
   });
 });

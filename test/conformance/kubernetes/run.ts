@@ -16,30 +16,16 @@ import { mkdtemp, readFile, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { parseArgs } from "node:util";
-import PQueue from "p-queue";
 import { stringify } from "yaml";
-import { kubectlBinary } from "../../e2e/harness/binaries.ts";
 import { buildKubernetesSuite, kubernetesVersion } from "../../e2e/harness/build.ts";
 import { runCommand } from "../../e2e/harness/exec.ts";
 import { chosenEngine, parseEngine } from "../../support/engines.ts";
-import { hasHostAccess, startEnvironment, type Environment } from "./environment.ts";
+import { hasHostAccess, startEnvironment } from "./environment.ts";
 import { pushImages, repositoryList } from "./images.ts";
 import { isInside, runInside, setUp } from "./namespaces.ts";
-import { complete, fromMarkdown, merge, resultsOf, summary, toMarkdown, type Result } from "./report.ts";
-import {
-  focusOn,
-  isSerial,
-  isSlow,
-  leftOut,
-  portions,
-  selectSpecs,
-  specOf,
-  suiteOf,
-  wasRun,
-  type GinkgoReport,
-  type HostFacts,
-  type Spec,
-} from "./specs.ts";
+import { complete, fromMarkdown, merge, resultsOf, toMarkdown, type Result } from "./report.ts";
+import { leftOut, isSerial, selectSpecs, specOf, suiteOf, wasRun, type GinkgoReport, type Spec } from "./specs.ts";
+import { listImages, print, readReport, runSpecs } from "./suite-run.ts";
 
 const { values: options } = parseArgs({
   options: {
@@ -88,21 +74,11 @@ async function main(): Promise<number> {
   const images = await pushImages(environment.registry, await listImages(repositories));
   console.log(`images: ${images.join(", ")}`);
 
-  const run = (portion: readonly Spec[], name: string) =>
-    runSuite({ environment, host, repositories, reportDir, name, specs: portion, signal: abort.signal });
   const wanted = specs.filter((spec) => leftOut(spec, host) === undefined);
-  const together = wanted.filter((spec) => !isSerial(spec));
-  // The slow ones mostly wait: they have workers of their own, beside those that keep the machine busy.
-  const kinds = { slow: together.filter(isSlow), suite: together.filter((spec) => !isSlow(spec)) };
-  const running = Object.entries(kinds).flatMap(([kind, ofKind]) => {
-    const workers = new PQueue({ concurrency: Number(options.parallel) });
-    return portions(ofKind, workers.concurrency).map((portion, index) =>
-      workers.add(() => (abort.signal.aborted ? [] : run(portion, `${kind}-${index + 1}`))),
-    );
+  const reports = await runSpecs(wanted, Number(options.parallel), {
+    ...{ environment, host, repositories, reportDir, attempts: options.attempts },
+    signal: abort.signal,
   });
-  const reports = await Promise.all(running);
-  const alone = wanted.filter(isSerial);
-  if (alone.length > 0 && !abort.signal.aborted) reports.push(await run(alone, "serial"));
 
   await environment.saveLogs(reportDir);
   const ended = new Set(
@@ -155,88 +131,6 @@ async function chosen(dir: string): Promise<Spec[]> {
   return left;
 }
 
-async function listImages(repositories: string): Promise<string[]> {
-  const { stdout } = await runCommand(await buildKubernetesSuite(), ["--list-images"], {
-    env: { ...process.env, KUBE_TEST_REPO_LIST: repositories },
-  });
-  return stdout.split("\n").filter((line) => line !== "");
-}
-
-interface SuiteRun {
-  environment: Environment;
-  host: HostFacts;
-  repositories: string;
-  reportDir: string;
-  /** Of its log and its report. */
-  name: string;
-  specs: readonly Spec[];
-  signal: AbortSignal;
-}
-
-/** One process of the suite, one spec after another. */
-async function runSuite({
-  environment,
-  host,
-  repositories,
-  reportDir,
-  name,
-  specs,
-  signal,
-}: SuiteRun): Promise<GinkgoReport> {
-  const { sandbox, adminKubeconfig } = environment.cluster;
-  const report = join(reportDir, `${name}.json`);
-  const child = sandbox.spawn(
-    name,
-    await buildKubernetesSuite(),
-    [
-      `--kubeconfig=${adminKubeconfig}`,
-      `--kubectl-path=${await kubectlBinary()}`,
-      "--provider=skeleton",
-      "--num-nodes=2",
-      "--disable-log-dump",
-      "--minStartupPods=0",
-      `--ginkgo.focus=${focusOn(specs)}`,
-      "--ginkgo.no-color",
-      "--ginkgo.v",
-      "--ginkgo.timeout=12h",
-      "--ginkgo.grace-period=2m",
-      `--ginkgo.flake-attempts=${options.attempts}`,
-      `--ginkgo.json-report=${report}`,
-    ],
-    { env: { ...process.env, KUBE_TEST_REPO_LIST: repositories } },
-  );
-  const interrupt = () => void child.kill("SIGINT");
-  signal.addEventListener("abort", interrupt);
-  await child.exited;
-  signal.removeEventListener("abort", interrupt);
-  const done = existsSync(report) ? await readReport(report) : [];
-  console.log(
-    `${name}: ${specs.length} tests, ${Object.entries(summary(resultsOf(specs, [done], host)))
-      .map(([key, n]) => `${n} ${key}`)
-      .join(", ")}`,
-  );
-  for (const { LeafNodeText: text, NumAttempts: attempts } of done.flatMap((suite) => suite.SpecReports ?? []))
-    if (attempts > 1) console.log(`${name}: attempt ${attempts} of "${text}"`);
-  return done;
-}
-
 async function lastResults(file: string): Promise<Result[]> {
   return existsSync(file) ? fromMarkdown(await readFile(file, "utf8")) : [];
-}
-
-async function readReport(file: string): Promise<GinkgoReport> {
-  return JSON.parse(await readFile(file, "utf8")) as GinkgoReport;
-}
-
-function print(results: readonly Result[]): void {
-  for (const outcome of ["passed", "left out", "failed"] as const)
-    for (const result of results.filter((each) => each.outcome === outcome))
-      console.log(
-        `${outcome}\t${result.seconds} s\t${result.name}${result.reason === "" ? "" : `\n\t${result.reason}`}`,
-      );
-  console.log(
-    Object.entries(summary(results))
-      .map(([key, n]) => `${n} ${key}`)
-      .join(", "),
-  );
 }

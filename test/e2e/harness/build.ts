@@ -248,11 +248,17 @@ export function buildRunc(): Promise<string> {
 }
 
 /** A file of the source of Kubernetes, which is in the module cache once anything of it was built. */
-export async function kubernetesSource(path: string): Promise<string> {
-  const { stdout } = await runCommand("go", ["list", "-m", "-f", "{{.Dir}}", "k8s.io/kubernetes"], {
-    cwd: kubernetesModule,
-    env: goEnv(),
-  });
+export function kubernetesSource(path: string): Promise<string> {
+  return sourceOf("k8s.io/kubernetes", kubernetesModule, path);
+}
+
+/** The folder with the kinds of `snapshot.storage.k8s.io`. */
+export function snapshotKinds(): Promise<string> {
+  return sourceOf("github.com/kubernetes-csi/external-snapshotter/client/v8", csiSidecarsModule, "config/crd");
+}
+
+async function sourceOf(name: string, module: string, path: string): Promise<string> {
+  const { stdout } = await runCommand("go", ["list", "-m", "-f", "{{.Dir}}", name], { cwd: module, env: goEnv() });
   return join(stdout.trim(), path);
 }
 

@@ -1,0 +1,119 @@
+/**
+ * What the chart runs for persistent volumes (`csi.enabled`), as processes of this host: the arguments of its containers
+ * and the rights of its ServiceAccount; only sockets, ports and files are other ones. Beside it the snapshot controller, of
+ * which a cluster has one whatever drivers there are.
+ */
+import { readdir } from "node:fs/promises";
+import { join } from "node:path";
+import { installChart, type Installation } from "./helm-install.ts";
+import { restartable, type RestartableProcess } from "./harness/agent.ts";
+import {
+  buildCsiAttacher,
+  buildCsiProvisioner,
+  buildCsiResizer,
+  buildCsiSnapshotter,
+  buildSnapshotController,
+  snapshotKinds,
+} from "./harness/build.ts";
+import { clientOf, type Json } from "./harness/client.ts";
+import type { Cluster } from "./harness/cluster.ts";
+import { createKubectl } from "./harness/kubectl.ts";
+import { freePort } from "./harness/ports.ts";
+import { waitFor } from "./harness/wait.ts";
+
+const RELEASE = "disks";
+const SECRET = "/etc/vmlet/secrets/vm-api/token";
+const SIDECARS: Record<string, () => Promise<string>> = {
+  provisioner: buildCsiProvisioner,
+  attacher: buildCsiAttacher,
+  resizer: buildCsiResizer,
+  snapshotter: buildCsiSnapshotter,
+};
+
+export interface VolumeDriver {
+  readonly chart: Installation;
+  /** The sidecars' and the driver's ServiceAccount. */
+  readonly account: string;
+  readonly driver: RestartableProcess;
+}
+
+export interface VolumeDriverOptions {
+  cluster: Cluster;
+  /** As the agents have it. */
+  provider: { type: "http-vm"; url: string; tokenFile: string };
+  clusterId: string;
+  nodeName: string;
+  /** The chart's `csi`. */
+  csi?: Json | undefined;
+}
+
+export async function startVolumeDriver(options: VolumeDriverOptions): Promise<VolumeDriver> {
+  const { cluster, provider, clusterId, nodeName, csi = {} } = options;
+  const { sandbox, admin, adminKubeconfig } = cluster;
+  const programs = await Promise.all(
+    Object.entries(SIDECARS).map(async ([name, build]) => [name, await build()] as const),
+  );
+  await createSnapshotKinds(cluster);
+  const controller = [`--kubeconfig=${adminKubeconfig}`, "--leader-election=false"];
+  sandbox.spawn("snapshot-controller", "/bin/sh", again(await buildSnapshotController(), controller));
+
+  const chart = await installChart(cluster, RELEASE, {
+    clusterId,
+    existingSecrets: ["vm-api"],
+    nodes: [{ name: nodeName, provider: { type: "http-vm", url: provider.url, tokenFile: SECRET } }],
+    csi: { enabled: true, ...csi },
+  });
+  // They run here, and no image of them could be pulled.
+  for (const { metadata, kind } of chart.objects.filter((object) => object.kind === "Deployment"))
+    await admin.patch(`/apis/apps/v1/namespaces/${metadata.namespace}/${kind.toLowerCase()}s/${metadata.name}`, {
+      spec: { replicas: 0 },
+    });
+  const account = `${RELEASE}-vmlet-csi`;
+  const { containers } = chart.objects.find(({ kind, metadata }) => kind === "Deployment" && metadata.name === account)!
+    .spec.template.spec;
+  const socket = join(sandbox.dir, "csi.sock");
+  const argsOf = async (container: Json): Promise<[args: string[], port: number]> => {
+    const port = await freePort();
+    const args = (container.args as string[]).map((arg) =>
+      arg
+        .replace("/csi/csi.sock", socket)
+        .replace(SECRET, provider.tokenFile)
+        .replace(/^(--http-endpoint=).*$/, `$1127.0.0.1:${port}`)
+        .replace(/^(--health-port=).*$/, `$1${port}`)
+        .replace("=0.0.0.0", "=127.0.0.1"),
+    );
+    return [args, port];
+  };
+  const [driverContainer, ...sidecars] = containers;
+  const [driverArgs, healthPort] = await argsOf(driverContainer);
+  const health = clientOf(`http://127.0.0.1:${healthPort}`);
+  const driver = restartable(sandbox, "csi", driverArgs, () => health.text("/readyz"));
+  await driver.start();
+  for (const container of sidecars) {
+    const program = programs.find(([name]) => name === container.name)![1];
+    const [args] = await argsOf(container);
+    const kubeconfig = await chart.credentials(account);
+    sandbox.spawn(`csi-${container.name}`, "/bin/sh", again(program, [...args, `--kubeconfig=${kubeconfig}`]));
+  }
+  return { chart, account, driver };
+}
+
+/** They end when they lose the driver, or their lease, and a kubelet starts them again. */
+const again = (program: string, args: readonly string[]) => [
+  "-c",
+  'while :; do "$@"; sleep 1; done',
+  "sh",
+  program,
+  ...args,
+];
+
+async function createSnapshotKinds({ adminKubeconfig, admin }: Cluster): Promise<void> {
+  const folder = await snapshotKinds();
+  const kubectl = await createKubectl(adminKubeconfig);
+  const files = (await readdir(folder)).filter((file) => file.startsWith("snapshot."));
+  for (const file of files) await kubectl.run(["create", "--filename", join(folder, file)]);
+  for (const file of files) {
+    const plural = /_(\w+)\.yaml$/.exec(file)![1];
+    await waitFor({ what: `${plural} to be served` }, () => admin.get(`/apis/snapshot.storage.k8s.io/v1/${plural}`));
+  }
+}
