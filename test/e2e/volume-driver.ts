@@ -44,7 +44,7 @@ export interface VolumeDriverOptions {
   clusterId: string;
   nodeName: string;
   /** The chart's `csi`. */
-  csi?: Json | undefined;
+  csi?: Json;
 }
 
 export async function startVolumeDriver(options: VolumeDriverOptions): Promise<VolumeDriver> {
