@@ -25,6 +25,8 @@ export interface MachineRecord {
   readonly vm?: string | undefined;
   readonly type?: string | undefined;
   readonly zone?: string | undefined;
+  /** By the hour, as the type's was when it was ordered. */
+  readonly price?: number | undefined;
   /** Of a VM that waited for it: that one's own entry, which says whether it is this machine's. */
   readonly pool?: string | undefined;
   /** How many VMs were to be its own. */
@@ -56,7 +58,7 @@ const MOST_CONTAINER_BYTES = 8 * 1024;
 
 /** @throws TypeError when it is no record of ours */
 export function recordOf({ name, words, version }: Entry): MachineRecord {
-  const { phase, labels, created, attempt, misses, doomed, end, identity, vm, type, zone, pool, buried } = words;
+  const { phase, labels, created, attempt, misses, doomed, end, identity, vm, type, zone, price, pool, buried } = words;
   if (!isPhase(phase) || labels === undefined || created === undefined)
     throw new TypeError(`the entry ${name} is not a machine's`);
   return {
@@ -68,6 +70,7 @@ export function recordOf({ name, words, version }: Entry): MachineRecord {
     vm,
     type,
     zone,
+    price: price === undefined ? undefined : Number(price),
     pool,
     attempt: Number(attempt ?? 0),
     misses: Number(misses ?? 0),
@@ -93,6 +96,7 @@ export function wordsOf(record: Omit<MachineRecord, "version" | "id">, scope: st
     vm: record.vm,
     type: record.type,
     zone: record.zone,
+    price: record.price === undefined ? undefined : String(record.price),
     pool: record.pool,
     doomed: record.isDoomed === true ? "yes" : undefined,
     end: record.end && JSON.stringify(trimmed(record.end)),
@@ -115,7 +119,7 @@ function trimmed(end: MachineEnd): MachineEnd {
 
 export function newRecord(
   spec: MachineSpec,
-  about: { identity: string; place: Pick<MachineRecord, "vm" | "type" | "zone" | "pool">; at: string },
+  about: { identity: string; place: Pick<MachineRecord, "vm" | "type" | "zone" | "price" | "pool">; at: string },
 ): Omit<MachineRecord, "version" | "id"> {
   const { identity, place, at } = about;
   return {
@@ -182,6 +186,18 @@ export function endedMachine(record: MachineRecord): Machine {
     ...(end?.message !== undefined && isKnownOver && { message: end.message }),
     ...(end !== undefined && isKnownOver && { stopped_at: end.at }),
     ...(record.buriedAt !== undefined && { deleted_at: record.buriedAt }),
-    ...(record.type !== undefined && { instance_type: record.type }),
+    ...placeOf(record, needsVm(record)),
+  };
+}
+
+/** Which size it is and where. @param isPaid its VM may be there still */
+export function placeOf(
+  { type, zone, price }: Pick<MachineRecord, "type" | "zone" | "price">,
+  isPaid: boolean,
+): Pick<Machine, "instance_type" | "zone" | "price"> {
+  return {
+    ...(type !== undefined && { instance_type: type }),
+    ...(zone !== undefined && { zone }),
+    ...(isPaid && price !== undefined && { price }),
   };
 }

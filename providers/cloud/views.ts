@@ -1,7 +1,7 @@
 /** Machines as they are shown: from their entries, what the cloud knows of their VMs, and what their guests say. */
 import type { Clock, Machine, MachineNotice, MachineSpec } from "../../src/provider/kit/index.ts";
 import type { Vm } from "./cloud.ts";
-import { type MachineRecord, NO_REVISION, versionIn, waitingContainers } from "./record.ts";
+import { type MachineRecord, NO_REVISION, placeOf, versionIn, waitingContainers } from "./record.ts";
 
 const MOST_NOTICES = 10;
 
@@ -16,7 +16,7 @@ export class Views {
 
   /** Ordered or booting; its guest was not told of it. */
   making(record: MachineRecord, spec: MachineSpec, vm?: Vm): Machine {
-    const { id, labels, attempt, createdAt, type } = record;
+    const { id, labels, attempt, createdAt } = record;
     const notices = this.#notices.get(id);
     return {
       id,
@@ -30,7 +30,7 @@ export class Views {
       addresses: [],
       containers: waitingContainers(spec),
       ...(notices !== undefined && { notices: [...notices] }),
-      ...(type !== undefined && { instance_type: type }),
+      ...placeOf(record, true),
       ...(vm?.host !== undefined && { host: vm.host }),
     };
   }
@@ -57,7 +57,7 @@ export class Views {
   /** What its guest says, with what the cloud knows better. */
   told(record: MachineRecord, vm: Vm, machine: Machine): Machine {
     const { id, labels, createdAt } = record;
-    const type = vm.type ?? record.type;
+    const { type = record.type, zone = record.zone } = vm;
     const own = this.#notices.get(id) ?? [];
     const last = own.at(-1)?.seq ?? 0;
     const theirs = (machine.notices ?? []).map((notice) => ({ ...notice, seq: notice.seq + last }));
@@ -69,7 +69,7 @@ export class Views {
       created_at: createdAt,
       addresses: vm.addresses.length > 0 ? vm.addresses.map((ip) => ({ ip })) : machine.addresses,
       ...(own.length + theirs.length > 0 && { notices: [...own, ...theirs] }),
-      ...(type !== undefined && { instance_type: type }),
+      ...placeOf({ ...record, type, zone }, true),
       ...(vm.host !== undefined && { host: vm.host }),
     };
   }

@@ -27,7 +27,7 @@ interface VmOrdersOptions {
 }
 
 /** Where a machine goes, as its entry says it. */
-type Place = Pick<MachineRecord, "vm" | "type" | "zone" | "pool">;
+type Place = Pick<MachineRecord, "vm" | "type" | "zone" | "price" | "pool">;
 
 export class VmOrders {
   readonly #options: VmOrdersOptions;
@@ -41,7 +41,7 @@ export class VmOrders {
     const { types, pool } = this.#options;
     const type = this.#firstFree(fittingTypes(spec, await types(options)));
     const warm = pool.take(type);
-    return { type: type.name, zone: type.zone, vm: warm?.vm ?? this.newName(), pool: warm?.name };
+    return { type: type.name, zone: type.zone, price: type.price, vm: warm?.vm ?? this.newName(), pool: warm?.name };
   }
 
   newName(): string {
@@ -59,9 +59,9 @@ export class VmOrders {
     const type = fitting.find(({ name, zone }) => name === record.type && zone === record.zone);
     if (type === undefined || quarantine.has(type)) {
       // The name goes with the type: an order that is still under way makes none of another size.
-      const { name, zone } = this.#firstFree(fitting);
+      const { name, zone, price } = this.#firstFree(fitting);
       views.notice(record.id, "InstanceTypeSoldOut", `no room for ${record.type}; ${name} is taken instead`);
-      return { vm: this.newName(), type: name, zone, pool: undefined };
+      return { vm: this.newName(), type: name, zone, price, pool: undefined };
     }
     const labels = { [SCOPE_LABEL]: scope, [MACHINE_LABEL]: record.id, [BIRTH_LABEL]: this.newName() };
     try {

@@ -77,7 +77,7 @@ export interface MachineRules {
 export function tameMachine(machine: Machine, rules: MachineRules): Machine {
   tameAddresses(machine, rules);
   tameTexts(machine);
-  tameNames(machine, ["instance_type", "host"], NAME_BYTES);
+  tameNames(machine, ["instance_type", "host", "zone"], NAME_BYTES);
   // It tells one life of an id from the next, so it must be the same in each reply: the current time never would be.
   if (isOutOfTime(machine.created_at, rules)) machine.created_at = new Date(EARLIEST_MS).toISOString();
   tameTimes(machine, ["started_at", "stopped_at", "deleted_at"], rules);

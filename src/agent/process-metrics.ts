@@ -37,12 +37,20 @@ function countPods(nodes: readonly NodeAgent[], metrics: Metrics): void {
   metrics.machines.reset();
   for (const { state } of machines) metrics.machines.inc({ state });
   for (const _ of nodes.flatMap(({ pods }) => [...pods.machines.unknown()])) metrics.machines.inc({ state: "unknown" });
+  metrics.machineCost.reset();
+  for (const node of nodes) countCost(node, metrics);
   metrics.runningContainers.reset();
   for (const container of machines.flatMap((machine) => machine.containers)) {
     metrics.runningContainers.inc({ container_state: containerState(container) });
   }
   for (const { name, pods } of nodes)
     metrics.backendUp.set({ node: name }, pods.observer.failingSince === undefined ? 1 : 0);
+}
+
+/** Also of what has ended: it is paid for until it is deleted. */
+function countCost({ name, pods }: NodeAgent, { machineCost }: Metrics): void {
+  for (const { state, price, instance_type = "", zone = "" } of pods.machines.values())
+    if (price !== undefined && state !== "deleted") machineCost.inc({ node: name, instance_type, zone }, price);
 }
 
 function countVitals({ droppedLogLines, unhandledErrors }: Vitals, metrics: Metrics): void {

@@ -8,6 +8,9 @@ export const MACHINE = "vmlet.dev/machine";
 export const HOST = "vmlet.dev/host";
 /** Of which of the backend's sizes it is, where the backend tells. */
 const MACHINE_TYPE = "vmlet.dev/machine-type";
+/** Where it is, and what it costs by the hour, where the backend tells. */
+const ZONE = "vmlet.dev/machine-zone";
+const PRICE = "vmlet.dev/machine-price";
 const DELETION_COST = "controller.kubernetes.io/pod-deletion-cost";
 /**
  * Pods without the annotation count as 0; users' own small numbers still order the virtual node's pods among others.
@@ -31,6 +34,8 @@ export function missingAnnotations(
     wanted[MACHINE] = machine.id;
     if (machine.host) wanted[HOST] = machine.host;
     if (machine.instance_type) wanted[MACHINE_TYPE] = machine.instance_type;
+    if (machine.zone) wanted[ZONE] = machine.zone;
+    if (machine.price !== undefined) wanted[PRICE] = String(machine.price);
   }
   const isReplica = metadata?.ownerReferences?.some((owner) => owner.kind === "ReplicaSet" && owner.controller);
   // A value that the user has set stays.

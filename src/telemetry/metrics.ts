@@ -263,6 +263,11 @@ function backendMetrics({ counter, gauge, histogram }: Make) {
       ["reason"],
     ),
     machines: gauge("vmlet_machines", "Machines by state.", ["state"]),
+    machineCost: gauge(
+      "vmlet_machine_cost",
+      "What the machines of a node that are there cost by the hour, in the backend's currency.",
+      ["node", "instance_type", "zone"],
+    ),
     machinesLeaked: counter("vmlet_machines_leaked_total", "Machines found without an owner."),
     machinesLost: counter("vmlet_machines_lost_total", "Machines that vanished while their pod wanted them."),
     machinesMissing: gauge(

@@ -1405,6 +1405,18 @@ export interface components {
       }[];
       instance_type?: string;
       host?: string;
+      /** @description Where it is, in the backend's words. */
+      zone?: string;
+      /** @description What it costs by the hour while it is there, in the backend's own currency. Absent: not known. */
+      price?: number;
+      /** @description The backend is about to take the machine away, which is no fault of its own: a host that is emptied, a spot VM that is taken back. Until then it runs as before. Gone when that is called off. */
+      disruption?: {
+        /** @description One word in CamelCase, for programs: `HostEvacuated`, `SpotReclaimed`, ... */
+        reason: string;
+        message: string;
+        /** @description When it goes, whatever still runs in it. Absent: not known. */
+        at?: components["schemas"]["Time"];
+      };
       containers: components["schemas"]["ContainerState"][];
       /** @description Of each volume of files, the version that is in place. */
       file_versions?: {
@@ -2301,4 +2313,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: 43d3b1e054f6b5aa2475ad1b7fe4d74a2b834eab75bafdb4c1760b0bdb5856f8
+// sha256 of openapi.yaml: b7c88ec229e44f1ca98c2319afc42fd1f9fa5152bdda99ca9e0224059480d67a

@@ -32,6 +32,7 @@ describe("a machine is made once", () => {
       state: "running",
       labels: LABELS,
       instance_type: "small",
+      price: 1,
       host: "host-1",
     });
     expect(setup.vmNames).toHaveLength(1);

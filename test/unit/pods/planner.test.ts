@@ -215,6 +215,12 @@ describe("the machine that a pod is on", () => {
     });
   });
 
+  test("is written with its place and its price, where the backend tells", () => {
+    expect(next(pod(), found(machine({ zone: "east", price: 0.04 })))).toMatchObject({
+      annotations: { "vmlet.dev/machine-zone": "east", "vmlet.dev/machine-price": "0.04" },
+    });
+  });
+
   test("is written again when it moved to another host", () => {
     const told = settled(pod(), machine());
     expect(on(told, "h8")).toEqual({ do: "status", patch: {}, annotations: { "vmlet.dev/host": "h8" } });
