@@ -3,7 +3,9 @@ import { readFile } from "node:fs/promises";
 import { basename, join } from "node:path";
 import { cached, cacheKey } from "./cache.ts";
 import { runCommand } from "./exec.ts";
+import { wantedKubernetes, withControlPlaneModule } from "./other-kubernetes.ts";
 
+/** Of what is pinned: Kubernetes' own suite, its images, kube-proxy, and the control plane unless the environment names another. */
 export const kubernetesVersion = "1.36.3";
 
 export const controlPlaneModule = join(import.meta.dirname, "../controlplane");
@@ -17,27 +19,38 @@ export const runcModule = join(import.meta.dirname, "../../../helm/runtime/runc"
 export const csiModule = join(import.meta.dirname, "../csi");
 export const csiSidecarsModule = join(import.meta.dirname, "../csi-sidecars");
 
+/** Of the control plane that `buildControlPlane` makes. */
+export function controlPlaneVersion(): string {
+  return wantedKubernetes(kubernetesVersion);
+}
+
 /**
  * One binary that is etcd, kube-apiserver, kube-controller-manager or kube-scheduler, by its first argument. About seven
  * minutes on two cores with cold caches. The version flags matter: without them the server calls itself
  * `v0.0.0-master+$Format` and kubectl, Helm and skew checks fail to parse it.
  */
-export function buildControlPlane(): Promise<string> {
-  const [major, minor] = kubernetesVersion.split(".");
+export async function buildControlPlane(): Promise<string> {
+  const version = controlPlaneVersion();
+  const [major, minor] = version.split(".");
   const flags = {
-    "k8s.io/component-base/version.gitVersion": `v${kubernetesVersion}`,
+    "k8s.io/component-base/version.gitVersion": `v${version}`,
     "k8s.io/component-base/version.gitMajor": major,
     "k8s.io/component-base/version.gitMinor": minor,
-    "k8s.io/client-go/pkg/version.gitVersion": `v${kubernetesVersion}`,
+    "k8s.io/client-go/pkg/version.gitVersion": `v${version}`,
   };
   const ldflags = ["-s", "-w", ...Object.entries(flags).map(([name, value]) => `-X ${name}=${value}`)].join(" ");
-  return buildGo({
-    name: "controlplane",
-    module: controlPlaneModule,
-    sources: ["main.go"],
-    args: ["build", "-trimpath", "-ldflags", ldflags],
-    target: ".",
-  });
+  const args = ["build", "-trimpath", "-ldflags", ldflags];
+  if (version === kubernetesVersion)
+    return buildGo({ name: "controlplane", module: controlPlaneModule, sources: ["main.go"], args, target: "." });
+  const main = join(controlPlaneModule, "main.go");
+  const key = cacheKey([await readFile(main), await goVersion(), args.join(" ")]);
+  return cached(`controlplane-${version}-${key}`, (temporary) =>
+    withControlPlaneModule(version, main, async (cwd) => {
+      const [verb = "build", ...rest] = args;
+      // No go.sum is there yet: Go writes it.
+      await runCommand("go", [verb, "-mod=mod", ...rest, "-o", temporary, "."], { cwd, env: goEnv() });
+    }),
+  );
 }
 
 /** virtual-kubelet's own e2e suite as a test binary (`go test -c`). */

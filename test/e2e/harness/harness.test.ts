@@ -2,6 +2,7 @@
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { startCluster, type Cluster } from "./cluster.ts";
 import { helmBinary } from "./binaries.ts";
+import { controlPlaneVersion } from "./build.ts";
 import { createClient, HttpError } from "./client.ts";
 import { runCommand } from "./exec.ts";
 import { createKubectl } from "./kubectl.ts";
@@ -19,7 +20,7 @@ describe("the control plane of the tests", () => {
     const version = JSON.parse(await kubectl.run(["version", "-o", "json"])) as {
       serverVersion: { gitVersion: string };
     };
-    expect(version.serverVersion.gitVersion).toBe("v1.36.3");
+    expect(version.serverVersion.gitVersion).toBe(`v${controlPlaneVersion()}`);
   });
 
   test("answers an old kubectl and helm", async () => {
