@@ -14,6 +14,7 @@ import { withoutSecrets } from "../podspec/references/pod-secrets.ts";
 import { DISK_PREFIX, PodDisks } from "../podspec/references/disks.ts";
 import { ReferenceCache } from "../podspec/references/references.ts";
 import { TokenManager } from "../podspec/references/tokens.ts";
+import { TrustBundles } from "../podspec/references/trust-bundles.ts";
 import type { NodeFacts } from "../podspec/types.ts";
 import { csiNodeId } from "../provider/csi-names.ts";
 import { instrument } from "../provider/instrument.ts";
@@ -45,6 +46,7 @@ export interface NodePods {
 export function createPods(options: NodeAgentOptions, acting: Kube, backend: BackendInfo, own: OwnNode): NodePods {
   const { node, events, services, clusterId, clock, random, logger, metrics } = options;
   const changed = (podUid: string) => controller.requeue(podUid);
+  const onDenied = () => metrics.referencesDenied.inc();
   const references = new ReferenceCache({
     kube: acting,
     services,
@@ -52,16 +54,18 @@ export function createPods(options: NodeAgentOptions, acting: Kube, backend: Bac
     random,
     logger,
     onChange: changed,
-    onDenied: () => metrics.referencesDenied.inc(),
+    onDenied,
   });
   const onFailure = () => metrics.tokenFailures.inc();
   const tokens = new TokenManager({ kube: acting, clock, random, logger, onChange: changed, onFailure });
+  const trustBundles = new TrustBundles({ kube: acting, clock, random, logger, onChange: changed, onDenied });
   const allocation = new NodeAllocation();
   const { volumesInUse, disks } = createDisks(options, acting, own, changed);
   const renderer = new PodRenderer({
     kube: acting,
     references,
     tokens,
+    trustBundles,
     disks,
     node: () => own.current,
     facts: () => nodeFacts(options, own),
@@ -123,6 +127,7 @@ export function createPods(options: NodeAgentOptions, acting: Kube, backend: Bac
     close: () => {
       references.close();
       tokens.close();
+      trustBundles.close();
       disks.close();
       prober?.close();
     },

@@ -31,6 +31,8 @@ export const POD_LIMITS = {
   namespaceReferenceBytes: 64 * MIB,
   /** Service-account tokens: each is asked for, and renewed. */
   tokens: 32,
+  /** Trust anchors: each is looked for among all ClusterTrustBundles whenever one changes. */
+  trustBundles: 32,
   pullSecrets: 32,
   /** Credentials in all pull secrets together, and their bytes. */
   registries: 500,
@@ -97,7 +99,10 @@ export class PodBudget {
 }
 
 /** What is wrong with how many things the pod has, before anything is read for it; undefined when nothing is. */
-export function shapeProblem(pod: Pod, counts: { references: number; tokens: number }): string | undefined {
+export function shapeProblem(
+  pod: Pod,
+  counts: { references: number; tokens: number; trustBundles: number },
+): string | undefined {
   const {
     initContainers = [],
     containers = [],
@@ -111,6 +116,7 @@ export function shapeProblem(pod: Pod, counts: { references: number; tokens: num
     [imagePullSecrets.length, POD_LIMITS.pullSecrets, "image pull secrets"],
     [counts.references, POD_LIMITS.references, "ConfigMaps and Secrets"],
     [counts.tokens, POD_LIMITS.tokens, "service-account tokens"],
+    [counts.trustBundles, POD_LIMITS.trustBundles, "sources of trust anchors"],
   ];
   const [count, limit, what] = all.find(([count, limit]) => count > limit) ?? [];
   return what && `the pod has ${count} ${what}, this node takes at most ${limit}`;

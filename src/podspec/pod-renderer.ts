@@ -32,14 +32,16 @@ import { podShapeProblem, renderEphemeralContainers, renderMachineSpec, sandboxF
 import { judgeResize } from "./admission/resize.ts";
 import { checkRuntimeClass, type HandlerLookup } from "./admission/runtime-class.ts";
 import type { TokenManager } from "./references/tokens.ts";
+import type { TrustBundles } from "./references/trust-bundles.ts";
 import { renderVolume } from "./render/volumes.ts";
-import { isServiceAccountVolume, tokenWishes, usedVolumes, volumeKind } from "./pod-volumes.ts";
+import { isServiceAccountVolume, tokenWishes, trustWishes, usedVolumes, volumeKind } from "./pod-volumes.ts";
 import type { ImageCredentials } from "./references/credential-provider.ts";
 
 export interface PodRendererOptions {
   kube: Kube;
   references: ReferenceCache;
   tokens: TokenManager;
+  trustBundles: TrustBundles;
   disks: PodDisks;
   /** This node as the API server has it; undefined until it is registered. */
   node: () => Node | undefined;
@@ -150,10 +152,11 @@ export class PodRenderer {
     // After a restart of the agent nothing has been read yet; the first diff does that, and this changes.
     const known = this.#options.references.version(uid);
     const tokens = files ? (this.#options.tokens.version(uid, tokenWishes(pod)) ?? "none") : "";
+    const anchors = files ? this.#options.trustBundles.version(trustWishes(pod)) : "";
     const generation = pod.metadata?.generation ?? 0;
     // The downward API shows labels and annotations, which change without a new generation.
     const metadata = usesMetadata(pod) ? JSON.stringify([pod.metadata?.labels, pod.metadata?.annotations]) : "";
-    return [generation, known ?? "unread", tokens, metadata].join("|");
+    return [generation, known ?? "unread", tokens, anchors, metadata].join("|");
   }
 
   /**
@@ -313,6 +316,7 @@ export class PodRenderer {
     this.#files.delete(podUid);
     this.#options.references.release(podUid);
     this.#options.tokens.release(podUid);
+    this.#options.trustBundles.release(podUid);
     this.#options.disks.release(podUid);
   }
 
@@ -436,17 +440,19 @@ export class PodRenderer {
     const files = this.#hasFiles();
     this.#options.references.track(pod, podReferences(pod, { files }));
     const wishes = files ? tokenWishes(pod) : [];
+    const anchors = files ? trustWishes(pod) : [];
     // While it waits for one object, another that was read already may change. Objects in the cache are read again
     // without waiting, and a version from before the read is never too new.
     for (let round = 1; ; round++) {
       const sources = this.#sources(pod);
-      const [problem, tokens] = await Promise.all([
+      const [problem, tokens, trustBundles] = await Promise.all([
         this.#options.references.read(uid, signal).then(() => undefined, overBudget),
         this.#options.tokens.get(pod, wishes, signal),
+        this.#options.trustBundles.get(pod, anchors, signal),
       ]);
       if (problem !== undefined) return { ok: false, problem };
       if (this.#sources(pod) === sources || round === READ_ROUNDS)
-        return { ok: true, references: { ...this.#options.references.references(pod), tokens }, sources };
+        return { ok: true, references: { ...this.#options.references.references(pod), tokens, trustBundles }, sources };
     }
   }
 

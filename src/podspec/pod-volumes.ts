@@ -1,7 +1,7 @@
 /** Facts about a pod's volumes that need nothing but the pod: which are used, of which kind, with which tokens. */
 import { allContainersOf } from "../kube/pod.ts";
 import type { Pod } from "../kube/wire.ts";
-import { tokenKey, type TokenWish } from "./types.ts";
+import { tokenKey, trustKey, type TokenWish, type TrustWish } from "./types.ts";
 
 export type PodVolume = NonNullable<NonNullable<Pod["spec"]>["volumes"]>[number];
 
@@ -76,4 +76,25 @@ export function tokenWishes(pod: Pod): TokenWish[] {
 /** The wish of one projected source, with the API server's defaults. */
 export function tokenWish(source: { readonly audience?: string; readonly expirationSeconds?: number }): TokenWish {
   return { audience: source.audience ?? "", expirationSeconds: source.expirationSeconds ?? DEFAULT_TOKEN_SECONDS };
+}
+
+type ProjectedSource = NonNullable<NonNullable<PodVolume["projected"]>["sources"]>[number];
+
+/** Trust anchors that the pod's volumes want. */
+export function trustWishes(pod: Pod): TrustWish[] {
+  const wishes = new Map<string, TrustWish>();
+  for (const { volume } of usedVolumes(pod)) {
+    for (const { clusterTrustBundle } of volume.projected?.sources ?? []) {
+      const wish = clusterTrustBundle && trustWish(clusterTrustBundle);
+      if (wish) wishes.set(trustKey(wish), wish);
+    }
+  }
+  return [...wishes.values()];
+}
+
+/** The wish of one projected source; the API server lets none pass that names neither. */
+export function trustWish(source: NonNullable<ProjectedSource["clusterTrustBundle"]>): TrustWish | undefined {
+  const { name, signerName, labelSelector } = source;
+  if (name !== undefined) return { name };
+  return signerName === undefined ? undefined : { signerName, labelSelector };
 }

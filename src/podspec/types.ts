@@ -28,6 +28,8 @@ export interface References {
   services: readonly Service[] | undefined;
   /** Tokens by `tokenKey`. */
   tokens: ReadonlyMap<string, Lookup<string>>;
+  /** Trust anchors in PEM by `trustKey`; absent of none was found. */
+  trustBundles?: ReadonlyMap<string, Lookup<string>> | undefined;
   /** Persistent volumes by their names in the pod. Absent: not looked at, for a machine that is there has its own. */
   disks?: ReadonlyMap<string, DiskLookup> | undefined;
 }
@@ -78,6 +80,29 @@ export interface TokenWish {
 /** The key of a wish in `References.tokens`. */
 export function tokenKey(wish: TokenWish): string {
   return `${wish.expirationSeconds}/${wish.audience}`;
+}
+
+/** The trust anchors that a projected volume wants: of one ClusterTrustBundle, or of a signer's with these labels. */
+export type TrustWish =
+  | { name: string }
+  | {
+      signerName: string;
+      /** Undefined selects nothing, an empty one everything. */
+      labelSelector: LabelSelector | undefined;
+    };
+
+interface LabelSelector {
+  readonly matchLabels?: Readonly<Record<string, string>>;
+  readonly matchExpressions?: readonly {
+    readonly key: string;
+    readonly operator: string;
+    readonly values?: readonly string[];
+  }[];
+}
+
+/** The key of a wish in `References.trustBundles`. */
+export function trustKey(wish: TrustWish): string {
+  return JSON.stringify("name" in wish ? [wish.name] : [wish.signerName, wish.labelSelector]);
 }
 
 export interface PodEvent {

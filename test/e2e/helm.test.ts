@@ -22,7 +22,12 @@ let audit: AuditLog;
 beforeAll(async () => {
   audit = await auditLog();
   cluster = await startCluster({
-    apiServerFlags: audit.flags,
+    apiServerFlags: [
+      ...audit.flags,
+      // On by themselves from Kubernetes 1.37 on.
+      "--feature-gates=ClusterTrustBundle=true,ClusterTrustBundleProjection=true",
+      "--runtime-config=certificates.k8s.io/v1beta1/clustertrustbundles=true",
+    ],
     // So short that a client certificate has to be renewed before the tests end.
     controllerManagerFlags: ["--cluster-signing-duration=1m"],
   });
@@ -363,7 +368,7 @@ describe("identity.mode serviceAccount", () => {
     await agent?.stop();
   });
 
-  test("a pod with secrets, configuration, a token and a runtime class runs and goes", async () => {
+  test("a pod with secrets, configuration, a token, trust anchors and a runtime class runs and goes", async () => {
     const { admin } = cluster;
     await admin.create("/api/v1/namespaces/default/secrets", {
       metadata: { name: "mine" },
@@ -371,6 +376,10 @@ describe("identity.mode serviceAccount", () => {
     });
     await admin.create("/api/v1/namespaces/default/configmaps", { metadata: { name: "mine" }, data: { key: "value" } });
     await admin.create("/apis/node.k8s.io/v1/runtimeclasses", { metadata: { name: "plain" }, handler: "runc" });
+    await admin.create("/apis/certificates.k8s.io/v1beta1/clustertrustbundles", {
+      metadata: { name: "mine" },
+      spec: { trustBundle: await readFile(cluster.caFile, "utf8") },
+    });
     await admin.create("/api/v1/namespaces/default/pods", {
       metadata: { name: "full" },
       spec: {
@@ -382,7 +391,11 @@ describe("identity.mode serviceAccount", () => {
             name: "main",
             image: "busybox",
             envFrom: [{ secretRef: { name: "mine" } }, { configMapRef: { name: "mine" } }],
+            volumeMounts: [{ name: "trusted", mountPath: "/trusted" }],
           },
+        ],
+        volumes: [
+          { name: "trusted", projected: { sources: [{ clusterTrustBundle: { name: "mine", path: "ca.pem" } }] } },
         ],
         terminationGracePeriodSeconds: 0,
       },

@@ -241,11 +241,6 @@ export const REFUSED_FEATURES: readonly RefusedFeature[] = [
     find: (pod) => volumePaths(pod, (v) => (v.emptyDir?.medium?.startsWith("HugePages") ? [".emptyDir.medium"] : [])),
   },
   {
-    field: "spec.volumes.projected.sources.clusterTrustBundle",
-    why: "trust bundles are not projected by this node",
-    find: (pod) => findSources(pod, "clusterTrustBundle"),
-  },
-  {
     field: "spec.volumes.projected.sources.podCertificate",
     why: "pod certificates are not issued by this node",
     find: (pod) => findSources(pod, "podCertificate"),
@@ -580,7 +575,7 @@ function findOtherVolumes(pod: Pod): string[] {
   return volumePaths(pod, (volume) => (known.includes(volumeKind(volume)) ? [] : [`.${volumeKind(volume)}`]));
 }
 
-function findSources(pod: Pod, kind: "clusterTrustBundle" | "podCertificate"): string[] {
+function findSources(pod: Pod, kind: "podCertificate"): string[] {
   return volumePaths(pod, (volume) =>
     paths(volume.projected?.sources, ".projected.sources", (source) => isSet(source[kind]), `.${kind}`),
   );

@@ -21,6 +21,7 @@ import {
   isServiceAccountVolume,
   type PodVolume,
   tokenWishes,
+  trustWishes,
   usedVolumes,
   volumeKind,
 } from "../pod-volumes.ts";
@@ -146,8 +147,8 @@ function containerFailed(message: string, fieldPath: string): PodEvent {
  * it.
  */
 export function podShapeProblem(pod: Pod, options: { files: boolean }): string | undefined {
-  const tokens = options.files ? tokenWishes(pod).length : 0;
-  return shapeProblem(pod, { references: podReferences(pod, options).length, tokens });
+  const [tokens, trustBundles] = options.files ? [tokenWishes(pod).length, trustWishes(pod).length] : [0, 0];
+  return shapeProblem(pod, { references: podReferences(pod, options).length, tokens, trustBundles });
 }
 
 /** kubelet: what keeps a pod as a whole from being started. */

@@ -11,10 +11,10 @@ import { success } from "../../util/result.ts";
 import { Budget, OverBudgetError, POD_LIMITS, shortened } from "../budget.ts";
 import { missingMessage } from "./env.ts";
 import { fieldValue, resourceValue } from "./field-refs.ts";
-import { tokenKey, type Lookup, type NodeFacts, type References } from "../types.ts";
+import { tokenKey, trustKey, type Lookup, type NodeFacts, type References } from "../types.ts";
 import { cleanPath, filePathProblem } from "./paths.ts";
 import { sharedUser } from "./security.ts";
-import { type PodVolume, tokenWish, type VolumeKind, volumeKind } from "../pod-volumes.ts";
+import { type PodVolume, tokenWish, trustWish, type VolumeKind, volumeKind } from "../pod-volumes.ts";
 
 const DEFAULT_MODE = 0o644;
 
@@ -122,6 +122,8 @@ function collectFiles(pod: Pod, volume: PodVolume, references: References, node:
     else if (source.downwardAPI) problems.push(...putFields(pod, source.downwardAPI, node, defaultMode, put));
     else if (source.serviceAccountToken)
       problems.push(...putToken(pod, source.serviceAccountToken, references, defaultMode, put));
+    else if (source.clusterTrustBundle)
+      problems.push(...putTrustBundle(pod, source.clusterTrustBundle, references, defaultMode, put));
   }
   problems.push(...nestingProblems(tree));
   if (problems.length > 0) return { ok: false, message: aggregate(problems) };
@@ -146,6 +148,7 @@ interface Source {
   readonly secret?: KeySource | undefined;
   readonly downwardAPI?: FieldSource | undefined;
   readonly serviceAccountToken?: TokenSource | undefined;
+  readonly clusterTrustBundle?: TrustSource | undefined;
 }
 
 interface FieldSource {
@@ -157,6 +160,8 @@ interface TokenSource {
   readonly expirationSeconds?: number;
   readonly path: string;
 }
+
+type TrustSource = Parameters<typeof trustWish>[0];
 
 /** Adds a file to the volume. @throws OverBudgetError */
 type Put = (path: string, content: Content, entry: { mode: number; uid?: number }) => void;
@@ -189,13 +194,38 @@ function putToken(pod: Pod, source: TokenSource, references: References, default
       token === undefined ? "not read yet" : token.kind === "unknown" ? token.message : "serviceaccount not found";
     return [`failed to fetch token: ${why}`];
   }
+  put(source.path, contentOf(token.object), ownersEntry(pod, defaultMode));
+  return [];
+}
+
+/** Whose a file is that the kubelet gives to the pod's user, and its mode. */
+function ownersEntry(pod: Pod, defaultMode: number): { mode: number; uid?: number } {
   // With fsGroup the ownership pass of the volume widens 0600 to 0640.
   const user = sharedUser(pod);
   const isPrivate = user !== undefined || pod.spec?.securityContext?.fsGroup !== undefined;
-  put(source.path, contentOf(token.object), {
-    mode: isPrivate ? 0o600 : defaultMode,
-    ...(user !== undefined && { uid: user }),
-  });
+  return { mode: isPrivate ? 0o600 : defaultMode, ...(user !== undefined && { uid: user }) };
+}
+
+/** The trust anchors of one source; returns what is wrong. */
+function putTrustBundle(
+  pod: Pod,
+  source: TrustSource,
+  references: References,
+  defaultMode: number,
+  put: Put,
+): string[] {
+  const wish = trustWish(source);
+  if (wish === undefined) return ["ClusterTrustBundle projection requires either name or signerName to be set"];
+  const found = references.trustBundles?.get(trustKey(wish)) ?? { kind: "unknown" as const, message: "not read yet" };
+  if (found.kind === "unknown") return [`while getting ClusterTrustBundle: ${found.message}`];
+  if (found.kind === "absent" && !source.optional)
+    return [
+      "name" in wish
+        ? `while getting ClusterTrustBundle: clustertrustbundle.certificates.k8s.io "${wish.name}" not found`
+        : "combination of signerName and labelSelector matched zero ClusterTrustBundles",
+    ];
+  const anchors = found.kind === "found" ? found.object : "";
+  put(source.path, contentOf(anchors), ownersEntry(pod, defaultMode));
   return [];
 }
 

@@ -9,6 +9,7 @@ import { PodRenderer } from "../../../src/podspec/pod-renderer.ts";
 import { ReferenceCache } from "../../../src/podspec/references/references.ts";
 import { ServiceCache } from "../../../src/podspec/references/services.ts";
 import { TokenManager } from "../../../src/podspec/references/tokens.ts";
+import { TrustBundles } from "../../../src/podspec/references/trust-bundles.ts";
 import { ALL_CAPABILITIES } from "../../../src/provider/capabilities.ts";
 import type { Machine, MachineSpec } from "../../../src/provider/machine.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
@@ -93,6 +94,7 @@ describe("rendering against an API server", () => {
       kube: asNode,
       references,
       tokens: new TokenManager(parts),
+      trustBundles: new TrustBundles(parts),
       disks: disksFrom({ kube: asNode, clock }),
       node: () => node,
       facts: () => facts,

@@ -13,6 +13,7 @@ import { PodRenderer } from "../../../src/podspec/pod-renderer.ts";
 import { ReferenceCache } from "../../../src/podspec/references/references.ts";
 import { ServiceCache } from "../../../src/podspec/references/services.ts";
 import { TokenManager } from "../../../src/podspec/references/tokens.ts";
+import { TrustBundles } from "../../../src/podspec/references/trust-bundles.ts";
 import type { FileEntry, Machine, MachinePatch, MachineSpec } from "../../../src/provider/machine.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
@@ -86,6 +87,7 @@ beforeEach(async () => {
     kube: asNode,
     references,
     tokens: new TokenManager({ ...parts, clock: tokenClock }),
+    trustBundles: new TrustBundles(parts),
     disks: disksFrom({ kube: asNode, clock }),
     node: () => node,
     facts: () => facts,

@@ -6,6 +6,7 @@ import { PodRenderer } from "../../../src/podspec/pod-renderer.ts";
 import { ReferenceCache } from "../../../src/podspec/references/references.ts";
 import type { ServiceCache } from "../../../src/podspec/references/services.ts";
 import { TokenManager } from "../../../src/podspec/references/tokens.ts";
+import { TrustBundles } from "../../../src/podspec/references/trust-bundles.ts";
 import type { Capability } from "../../../src/provider/capabilities.ts";
 import { parseResourceList } from "../../../src/resources/pod-resources.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
@@ -62,6 +63,7 @@ export function rendererOf({ world, kube, clock, random, allocation, requeue }: 
     kube,
     references: new ReferenceCache({ ...wiring, services: NO_SERVICES }),
     tokens: new TokenManager(wiring),
+    trustBundles: new TrustBundles(wiring),
     disks: disksFrom(wiring),
     node: () => world.capacity.node,
     facts,

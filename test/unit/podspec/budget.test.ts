@@ -249,6 +249,18 @@ describe("a pod", () => {
         ],
       },
     ],
+    [
+      "33 sources of trust anchors",
+      {
+        containers: [{ name: "app", volumeMounts: [{ name: "v", mountPath: "/v" }] }],
+        volumes: [
+          {
+            name: "v",
+            projected: { sources: times(33, (i) => ({ clusterTrustBundle: { path: `t${i}`, name: `b${i}` } })) },
+          },
+        ],
+      },
+    ],
   ])("of %s is held", (what, spec) => {
     expect(held(renderMachineSpec(inputFor(podWith(spec))))).toContain(
       `${sandbox}the pod has ${what}, this node takes`,

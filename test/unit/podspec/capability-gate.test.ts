@@ -288,10 +288,6 @@ const REFUSED: readonly (readonly [path: string, pod: Pod])[] = [
   ["spec.volumes[0].nfs", mounted({ nfs: { server: "s", path: "/" } })],
   ["spec.volumes[0].emptyDir.medium", mounted({ emptyDir: { medium: "HugePages" } })],
   [
-    "spec.volumes[0].projected.sources[0].clusterTrustBundle",
-    mounted({ projected: { sources: [{ clusterTrustBundle: { path: "p" } }] } }),
-  ],
-  [
     "spec.volumes[0].projected.sources[0].podCertificate",
     mounted({ projected: { sources: [{ podCertificate: { keyType: "k", signerName: "s" } }] } }),
   ],

@@ -21,7 +21,8 @@ export class FakeKube implements Kube {
 
   /** Creates or replaces an object, and tells those who watch. `path` is that of the object. */
   put(path: string, fields: { metadata?: object; [field: string]: unknown } = {}): void {
-    const [, , , , namespace = "", , name = ""] = path.split("/");
+    const namespace = /\/namespaces\/([^/]+)\//.exec(path)?.[1] ?? "";
+    const name = path.split("/").at(-1)!;
     const before = this.#objects.get(path);
     const uid = before?.metadata.uid ?? `uid-${++this.#version}`;
     const resourceVersion = String(++this.#version);

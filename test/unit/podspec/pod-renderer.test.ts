@@ -8,6 +8,7 @@ import { machine as machineWith } from "../../support/builders.ts";
 import { ReferenceCache } from "../../../src/podspec/references/references.ts";
 import { ServiceCache } from "../../../src/podspec/references/services.ts";
 import { TokenManager } from "../../../src/podspec/references/tokens.ts";
+import { TrustBundles } from "../../../src/podspec/references/trust-bundles.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { settle, VirtualClock } from "../../support/virtual-clock.ts";
 import { failure, FakeKube, isAbout } from "./fake-kube.ts";
@@ -36,6 +37,7 @@ describe("PodRenderer", () => {
   let done: AbortController;
   let references: ReferenceCache;
   let tokens: TokenManager;
+  let trustBundles: TrustBundles;
 
   beforeEach(async () => {
     kube = new FakeKube();
@@ -48,6 +50,7 @@ describe("PodRenderer", () => {
     const services = new ServiceCache(parts);
     references = new ReferenceCache({ ...parts, services });
     tokens = new TokenManager(parts);
+    trustBundles = new TrustBundles(parts);
     void services.run(done.signal);
     await services.firstList(done.signal);
   });
@@ -59,6 +62,7 @@ describe("PodRenderer", () => {
       kube,
       references,
       tokens,
+      trustBundles,
       disks: disksFrom({ kube, clock }),
       node: () => registered,
       facts: () => facts,
@@ -85,6 +89,30 @@ describe("PodRenderer", () => {
     await settle();
     expect(changed).toEqual(["0a1b"]);
     expect(await subject.render(mounting(), done.signal)).toMatchObject({ kind: "ready" });
+  });
+
+  test("gives a pod its trust anchors, and looks again when they have changed", async () => {
+    const collection = "/apis/certificates.k8s.io/v1/clustertrustbundles";
+    kube.intercept = ({ path, query }) =>
+      path === collection && query?.["watch"] === undefined
+        ? { kind: "List", metadata: { resourceVersion: "1" }, items: [] }
+        : undefined;
+    const sources = [{ clusterTrustBundle: { name: "a", path: "ca.pem" } }];
+    const pod = podWithContainer(
+      { volumeMounts: [{ name: "v", mountPath: "/v" }] },
+      { volumes: [{ name: "v", projected: { sources } }] },
+    );
+    const subject = renderer();
+    expect(await subject.render(pod, done.signal)).toMatchObject({ kind: "wait", unmountedVolumes: ["v"] });
+    await settle();
+    const trustBundle = "-----BEGIN CERTIFICATE-----\nQQ==\n-----END CERTIFICATE-----\n";
+    kube.put(`${collection}/a`, { spec: { trustBundle } });
+    await settle();
+    expect(changed).toEqual(["0a1b"]);
+    expect(await subject.render(pod, done.signal)).toMatchObject({
+      kind: "ready",
+      spec: { volumes: [{ files: [{ path: "ca.pem", content_b64: Buffer.from(trustBundle).toString("base64") }] }] },
+    });
   });
 
   test("reads nothing for a pod that it refuses", async () => {

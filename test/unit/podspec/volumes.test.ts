@@ -1,9 +1,9 @@
 import { posix } from "node:path";
 import * as fc from "fast-check";
 import { describe, expect, test } from "vitest";
-import type { References } from "../../../src/podspec/types.ts";
+import { trustKey, type Lookup, type References } from "../../../src/podspec/types.ts";
 import { filesVersion, renderVolume } from "../../../src/podspec/render/volumes.ts";
-import { tokenWishes, type PodVolume } from "../../../src/podspec/pod-volumes.ts";
+import { tokenWishes, trustWish, type PodVolume } from "../../../src/podspec/pod-volumes.ts";
 import {
   base64,
   configMap,
@@ -193,6 +193,51 @@ describe("projected volumes", () => {
         expect(Object.fromEntries(actual)).toEqual(Object.fromEntries(expected));
       }),
     );
+  });
+});
+
+describe("trust anchors of a projected volume", () => {
+  const trustBundle = (source: object, lookup?: Lookup<string>, spec?: Partial<PodSpec>) => {
+    const clusterTrustBundle = { path: "ca.pem", ...source };
+    const key = trustKey(trustWish(clusterTrustBundle) ?? { name: "" });
+    const references = { ...referencesWith({}), ...(lookup && { trustBundles: new Map([[key, lookup]]) }) };
+    return [{ projected: { sources: [{ clusterTrustBundle }] } }, references, spec] as const;
+  };
+  const bySigner = { signerName: "x.io/s", labelSelector: { matchLabels: { a: "b" } } };
+
+  test.each([
+    ["named one's", { name: "a" }],
+    ["signer's", bySigner],
+  ])("are the %s", (_, source) => {
+    expect(files(...trustBundle(source, found("PEM")))).toEqual([{ path: "ca.pem", mode: "644", text: "PEM" }]);
+  });
+
+  test("belong to the pod's one user alone", () => {
+    const spec = { securityContext: { runAsUser: 1000 } };
+    expect(files(...trustBundle({ name: "a" }, found("PEM"), spec))).toMatchObject([{ mode: "600", uid: 1000 }]);
+  });
+
+  test("may be missing where they are optional: the file is empty", () => {
+    expect(files(...trustBundle({ name: "a", optional: true }, { kind: "absent" }))).toMatchObject([{ text: "" }]);
+  });
+
+  test.each<[message: string, source: object, lookup: Lookup<string> | undefined]>([
+    [
+      'while getting ClusterTrustBundle: clustertrustbundle.certificates.k8s.io "a" not found',
+      { name: "a" },
+      { kind: "absent" },
+    ],
+    ["combination of signerName and labelSelector matched zero ClusterTrustBundles", bySigner, { kind: "absent" }],
+    ["while getting ClusterTrustBundle: refused", { name: "a" }, { kind: "unknown", message: "refused" }],
+    [
+      "while getting ClusterTrustBundle: refused",
+      { name: "a", optional: true },
+      { kind: "unknown", message: "refused" },
+    ],
+    ["while getting ClusterTrustBundle: not read yet", { name: "a" }, undefined],
+    ["ClusterTrustBundle projection requires either name or signerName to be set", {}, undefined],
+  ])("hold the pod with %j", (message, source, lookup) => {
+    expect(render(...trustBundle(source, lookup))).toEqual({ ok: false, message });
   });
 });
 
