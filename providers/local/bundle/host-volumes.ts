@@ -79,7 +79,7 @@ export async function volumeSource(
   const propagation = mount.propagation ?? (await ownPropagation(home, volume));
   if (mount.sub_path === undefined || mount.sub_path === "") return { source, writable, propagation };
 
-  const fd = openPart(source, container, mount.sub_path, { mount, create: isOwn });
+  const fd = openPart(source, container, mount.sub_path, { mount, create: isOwn, isRoot: volume.type === "image" });
   if (at === undefined) {
     const path = readlinkSync(`/proc/self/fd/${fd}`);
     closeSync(fd);
@@ -130,10 +130,11 @@ function openPart(
   source: string,
   container: string,
   subPath: string,
-  { mount, create }: { mount: Mount; create: boolean },
+  { mount, create, isRoot }: { mount: Mount; create: boolean; isRoot: boolean },
 ): number {
   try {
-    return openInRoot(source, subPath, { create });
+    // A kubelet follows a volume's links as its host does, and refuses one that leaves it. An image's begin in the image.
+    return openInRoot(source, subPath, { create, refuseEscapes: !isRoot });
   } catch (thrown) {
     const message = isMissing(thrown) ? "no such file or directory" : String(thrown);
     throw new ContainerError(

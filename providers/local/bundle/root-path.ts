@@ -28,10 +28,19 @@ const O_PATH = 0o10000000;
 /**
  * Opens `path` inside `root` with O_PATH; with `create`, missing folders are made, with the mode of `root` itself, as
  * kubelet makes a subPath (pkg/volume/util/subpath, doSafeMakeDir): a process that may write to the volume may write
- * there. The caller closes the descriptor, and reaches the thing as `/proc/self/fd/N`.
- * @throws NodeJS.ErrnoException ENOENT, ENOTDIR, ELOOP, ENAMETOOLONG
+ * there. With `refuseEscapes`, a link that would lead outside of `root`, were it not taken for `/`, is refused. The
+ * caller closes the descriptor, and reaches the thing as `/proc/self/fd/N`.
+ * @throws NodeJS.ErrnoException ENOENT, ENOTDIR, ELOOP, ENAMETOOLONG, EXDEV
  */
-export function openInRoot(root: string, path: string, options: { create?: boolean | undefined } = {}): number {
+export function openInRoot(
+  root: string,
+  path: string,
+  options: { create?: boolean | undefined; refuseEscapes?: boolean | undefined } = {},
+): number {
+  const escapes = () => {
+    if (options.refuseEscapes === true)
+      throw Object.assign(new Error(`${path}: a symbolic link leads outside`), { code: "EXDEV" });
+  };
   // The next one last.
   const pending = partsOf(path).toReversed();
   const trail: number[] = [openSync(root, O_PATH | constants.O_DIRECTORY)];
@@ -45,6 +54,7 @@ export function openInRoot(root: string, path: string, options: { create?: boole
         throw Object.assign(new Error(`${path.slice(0, 100)}: the path is too long`), { code: "ENAMETOOLONG" });
       if (name === "..") {
         if (trail.length > 1) closeSync(trail.pop()!);
+        else escapes();
         continue;
       }
       const step = `/proc/self/fd/${trail.at(-1)!}/${name}`;
@@ -60,13 +70,22 @@ export function openInRoot(root: string, path: string, options: { create?: boole
       if (++links > MAX_LINKS)
         throw Object.assign(new Error(`${path}: too many levels of symbolic links`), { code: "ELOOP" });
       const target = readlinkSync(step);
-      if (target.startsWith("/")) while (trail.length > 1) closeSync(trail.pop()!);
-      pending.push(...partsOf(target).toReversed());
+      const inside = options.refuseEscapes === true ? partBelow(root, target) : undefined;
+      if (target.startsWith("/")) {
+        if (inside === undefined) escapes();
+        while (trail.length > 1) closeSync(trail.pop()!);
+      }
+      pending.push(...partsOf(inside ?? target).toReversed());
     }
     return trail.pop()!;
   } finally {
     for (const fd of trail) closeSync(fd);
   }
+}
+
+/** What of an absolute path comes after the folder; undefined for one that is not in it. */
+function partBelow(folder: string, path: string): string | undefined {
+  return path === folder || path.startsWith(`${folder}/`) ? path.slice(folder.length) : undefined;
 }
 
 function partsOf(path: string): string[] {

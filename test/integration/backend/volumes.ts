@@ -67,17 +67,28 @@ export function volumeTests(bench: () => Bench): void {
     });
   });
 
-  test("a link in a volume leads a sub path nowhere but into the volume", async () => {
+  test("a link that leads out of a volume is no sub path, and the container does not begin", async () => {
+    const { provider, signal, stateDir } = bench();
     const id = await volume();
-    const secret = join(bench().stateDir, "secret");
-    writeFileSync(secret, "of this host");
-    await shown(
-      id,
-      `ln -s ${bench().stateDir} /v/out; ln -s / /v/root; mkdir -p /v/inner; echo inside > /v/inner/said`,
-    );
-    const mounts = (part: string) => ({ container: { mounts: [{ volume: "data", path: "/v", sub_path: part }] } });
-    expect(await shown(id, "cat /v/secret 2>&1 || ls /v", mounts("out"))).not.toContain("of this host");
-    expect(await shown(id, "cat /v/inner/said", mounts("root"))).toEqual(["inside"]);
+    writeFileSync(join(stateDir, "secret"), "of this host");
+    await shown(id, `ln -s ${stateDir} /v/out; ln -s / /v/root; ln -s .. /v/above; mkdir /v/in; ln -s in /v/inside`);
+    for (const part of ["out", "root", "above"]) {
+      const machine = await bench().create({
+        volumes: [{ name: "data", type: "persistent", volume: id }],
+        containers: [bench().shell("a", "ls /v", { mounts: [{ volume: "data", path: "/v", sub_path: part }] })],
+      });
+      await bench().until(async () =>
+        expect(await bench().container(machine, "a")).toMatchObject({
+          state: "waiting",
+          reason: "CreateContainerConfigError",
+          message: expect.stringContaining("failed to prepare subPath"),
+        }),
+      );
+      await provider.deletePod(machine, { force: true, signal });
+      await bench().until(async () => expect((await provider.volumes!.get(id, { signal })).attachments).toEqual([]));
+    }
+    const mounts = [{ volume: "data", path: "/v", sub_path: "inside" }];
+    expect(await shown(id, "ls /v | wc -l", { container: { mounts } })).toEqual(["0"]);
   });
 
   test("its files are the group's that the machine names", async () => {

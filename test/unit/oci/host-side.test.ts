@@ -53,6 +53,20 @@ describe("paths inside a folder that somebody else writes", () => {
     symlinkSync("/etc/passwd", join(root, "l"));
     expect(() => opened("l")).toThrow(expect.objectContaining({ code: "ENOENT" }));
   });
+  test.each(["/", "/a/b", "../a/b", "../../etc", "/etc/passwd"])("a link that would leave is refused: %s", (target) => {
+    symlinkSync(target, join(root, "l"));
+    expect(() => opened("l", { refuseEscapes: true, create: true })).toThrow(
+      expect.objectContaining({ code: "EXDEV" }),
+    );
+  });
+  test.each(["a/b", "a/../a/b", "./a/b/"])("a link that stays is none of them: %s", (target) => {
+    symlinkSync(target, join(root, "l"));
+    expect(opened("l", { refuseEscapes: true })).toBe(join(root, "a/b"));
+  });
+  test("nor is one that names the folder itself by its path on the host", () => {
+    symlinkSync(join(root, "a/b"), join(root, "l"));
+    expect(opened("l", { refuseEscapes: true })).toBe(join(root, "a/b"));
+  });
   test("links in a circle end", () => {
     symlinkSync("l2", join(root, "l1"));
     symlinkSync("l1", join(root, "l2"));
