@@ -256,6 +256,26 @@ describe("persistent volumes", () => {
     await env.client.delete(`${snapshots}/kept`);
   });
 
+  test("for one pod alone (ReadWriteOncePod) keep a second one Pending until the first is gone", async () => {
+    const spec = claimSpec({ accessModes: ["ReadWriteOncePod"] });
+    await env.client.create(claims, { metadata: { name: "alone" }, spec });
+    const first = await pods.create("first", writer("alone"));
+    await untilFound("first", 1);
+    const second = await pods.create("second", writer("alone"));
+    await pods.until("second", "to be told why it waits", ({ status }) =>
+      (status.conditions ?? []).some(
+        (each: Json) => each.reason === "Unschedulable" && /ReadWriteOncePod/.test(each.message),
+      ),
+    );
+    expect(await logOf("first")).toBe("found 1\n");
+    await pods.delete("first", 1);
+    await pods.untilGone("first", first.metadata.uid, WAIT_MS);
+    await untilFound("second", 2);
+    await pods.delete("second", 1);
+    await pods.untilGone("second", second.metadata.uid, WAIT_MS);
+    await env.client.delete(`${claims}/alone`);
+  });
+
   test("are released before the VolumeAttachment goes, and deleted with their claims", async () => {
     const kept = await volumeOf("data-db-0");
     await env.client.delete("/apis/apps/v1/namespaces/default/statefulsets/db");
