@@ -159,7 +159,7 @@ export function fromMarkdown(text: string): Result[] {
   return results;
 }
 
-function escapeCell(text: string): string {
+export function escapeCell(text: string): string {
   return text.replaceAll(/[\\|]/g, "\\$&");
 }
 

@@ -1,0 +1,145 @@
+/**
+ * `npm run conformance:storage [-- --focus REGEX] [--skip REGEX] [--unpassed] [--within SECONDS] [--parallel N] [--attempts N]`:
+ * Kubernetes' external storage suite against the CSI driver of vmlet's volumes, and its StatefulSet tests that claim some:
+ * two nodes on engine cri, `vmlet csi` and the CSI project's sidecars beside the control plane as the chart runs them.
+ * `--focus` also takes a group (`^subPath$`); `--within` chooses what passed in RESULTS-storage.md in no more seconds than
+ * that, and leaves the file as it is; without it the file gets what was run. `--tmpfs 6g` keeps images and volumes in so much
+ * memory, for a host whose disk is nearly full (the nodes would have disk pressure).
+ *
+ * Needs what `npm run conformance` needs, and loop devices.
+ */
+import { existsSync } from "node:fs";
+import { mkdtemp, readFile, writeFile } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { parseArgs } from "node:util";
+import { stringify } from "yaml";
+import { ownCapabilities } from "../../../providers/local/bundle/own-capabilities.ts";
+import { CSI_DRIVER } from "../../../src/provider/csi-names.ts";
+import { buildKubernetesSuite, kubernetesVersion } from "../../e2e/harness/build.ts";
+import { runCommand } from "../../e2e/harness/exec.ts";
+import { startVolumeDriver } from "../../e2e/volume-driver.ts";
+import { nodeNames, startEnvironment } from "./environment.ts";
+import { pushImages, repositoryList } from "./images.ts";
+import { isInside, runInside, setUp } from "./namespaces.ts";
+import { fromMarkdown, merge, resultsOf } from "./report.ts";
+import { isSerial, wasRun } from "./specs.ts";
+import { storageSpecOf, storageSpecs, toStorageMarkdown, withNotRun } from "./storage-specs.ts";
+import { listImages, print, readReport, runSpecs } from "./suite-run.ts";
+
+const { values: options } = parseArgs({
+  options: {
+    focus: { type: "string", default: "" },
+    skip: { type: "string" },
+    unpassed: { type: "boolean", default: false },
+    within: { type: "string" },
+    parallel: { type: "string", default: "4" },
+    attempts: { type: "string", default: "1" },
+    list: { type: "boolean", default: false },
+    tmpfs: { type: "string" },
+  },
+});
+const resultsFile = join(import.meta.dirname, "../RESULTS-storage.md");
+/** Only of this run, which has mounts of its own. */
+const MEMORY = "/mnt";
+/** As the harness' agents have it. */
+const CLUSTER = "e2e";
+
+/** What the suite may ask of the driver: of this engine, and on this host. */
+const DRIVER = {
+  StorageClass: { FromExistingClassName: "vmlet" },
+  SnapshotClass: { FromName: true },
+  DriverInfo: {
+    Name: CSI_DRIVER,
+    SupportedSizeRange: { Min: "16Mi" },
+    SupportedFsType: { "": {}, ext4: {} },
+    SupportedMountOption: { noatime: {} },
+    Capabilities: {
+      persistence: true,
+      fsGroup: true,
+      exec: true,
+      snapshotDataSource: true,
+      pvcDataSource: true,
+      controllerExpansion: true,
+      offlineExpansion: true,
+      // The kernel lets a mounted ext4 grow for those alone who have it.
+      onlineExpansion: ownCapabilities().includes("CAP_SYS_RESOURCE"),
+      readWriteOncePod: true,
+      multipods: false,
+      block: false,
+      RWX: false,
+    },
+  },
+};
+
+if (options.list) {
+  const { specs } = await chosen(await mkdtemp(join(tmpdir(), "vmlet-storage-list-")));
+  for (const spec of specs) console.log(`${spec.group}\t${spec.name}`);
+} else process.exitCode = isInside() ? await main() : await runInside();
+
+async function main(): Promise<number> {
+  const reportDir = await mkdtemp(join(tmpdir(), "vmlet-storage-"));
+  console.log(`logs: ${reportDir}`);
+  const { specs, suite, driverFile } = await chosen(reportDir);
+  const host = { ...(await setUp()), hostAccess: true };
+  if (options.tmpfs !== undefined) {
+    await runCommand("mount", ["-t", "tmpfs", "-o", `size=${options.tmpfs}`, "tmpfs", MEMORY]);
+    process.env["TMPDIR"] = MEMORY;
+  }
+  const abort = new AbortController();
+  process.once("SIGINT", () => abort.abort());
+  await using environment = await startEnvironment({ engine: "cri" });
+  const { cluster, registry, backend } = environment;
+  console.log(`control plane, backend, agents and sidecars log to ${cluster.sandbox.dir}`);
+  const csi = {
+    storageClasses: [{ name: "vmlet", annotations: { "storageclass.kubernetes.io/is-default-class": "true" } }],
+  };
+  await startVolumeDriver({ cluster, provider: backend.provider, clusterId: CLUSTER, nodeName: nodeNames[0], csi });
+  const repositories = join(reportDir, "repositories.yaml");
+  await writeFile(repositories, stringify(repositoryList(registry.host)));
+  await pushImages(registry, await listImages(repositories));
+  const reports = await runSpecs(specs, Number(options.parallel), {
+    ...{ environment, host, repositories, reportDir, attempts: options.attempts, signal: abort.signal },
+    flags: [`--storage.testdriver=${driverFile}`],
+  });
+  await environment.saveLogs(reportDir);
+  const done = reports.flat().flatMap((suite) => suite.SpecReports ?? []);
+  const ended = new Set(done.filter(wasRun).map((each) => storageSpecOf(each)?.name));
+  // After an interrupt, what was not run keeps the result that it had.
+  const meant = abort.signal.aborted ? specs.filter(({ name }) => ended.has(name)) : specs;
+  const groups = new Map(specs.map(({ name, group }) => [name, group]));
+  const results = resultsOf(meant, reports, host).map((each) => ({ ...each, group: groups.get(each.name)! }));
+  print(results);
+  if (options.within === undefined) {
+    const all = withNotRun(merge(await lastResults(), results), suite);
+    await writeFile(resultsFile, toStorageMarkdown(all, { kubernetes: kubernetesVersion }));
+  }
+  return results.some(({ outcome }) => outcome === "failed") ? 1 : 0;
+}
+
+/** The specs that the options choose; what the suite has depends on the driver's file. */
+async function chosen(dir: string) {
+  const [driverFile, report] = [join(dir, "driver.yaml"), join(dir, "specs.json")];
+  await writeFile(driverFile, stringify(DRIVER));
+  await runCommand(await buildKubernetesSuite(), [
+    ...["--ginkgo.dry-run", "--ginkgo.no-color", `--ginkgo.json-report=${report}`],
+    `--storage.testdriver=${driverFile}`,
+  ]);
+  const passed = (await lastResults()).filter(({ outcome }) => outcome === "passed");
+  const within = Number(options.within);
+  const focus = new RegExp(options.focus);
+  const skip = options.skip === undefined ? undefined : new RegExp(options.skip);
+  const suite = storageSpecs(await readReport(report));
+  const specs = suite.filter((spec) => {
+    if (!(focus.test(spec.name) || focus.test(spec.group)) || skip?.test(spec.name)) return false;
+    const before = passed.find(({ name }) => name === spec.name);
+    if (options.unpassed && before !== undefined) return false;
+    return options.within === undefined || (before !== undefined && before.seconds <= within && !isSerial(spec));
+  });
+  if (specs.length === 0) throw new Error("--focus, --skip, --unpassed and --within leave no test");
+  return { specs, suite, driverFile };
+}
+
+async function lastResults() {
+  return existsSync(resultsFile) ? fromMarkdown(await readFile(resultsFile, "utf8")) : [];
+}
