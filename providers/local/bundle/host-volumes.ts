@@ -133,7 +133,7 @@ function openPart(
   { mount, create, isRoot }: { mount: Mount; create: boolean; isRoot: boolean },
 ): number {
   try {
-    // A kubelet follows a volume's links as its host does, and refuses one that leaves it. An image's begin in the image.
+    // A kubelet follows a volume's links as its host does, and refuses what leaves it. An image is a root of its own.
     return openInRoot(source, subPath, { create, refuseEscapes: !isRoot });
   } catch (thrown) {
     const message = isMissing(thrown) ? "no such file or directory" : String(thrown);
