@@ -58,6 +58,7 @@ export async function createKubelet(options: NodeAgentOptions, pods: NodePods, o
       memoryBytes: own.allocatable.get("memory")?.toNumber() ?? 0,
     }),
     livez: options.livez,
+    version: options.version,
     ownProbes: () => pods.prober?.tallies() ?? [],
     configuration: () =>
       kubeletConfiguration(node, { port: server.port, maxPods: own.allocatable.get("pods")?.toNumber() }),

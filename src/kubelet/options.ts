@@ -83,6 +83,8 @@ export interface KubeletServerOptions {
   machineLabels: Readonly<Record<string, string>>;
   capacity: () => MachineCapacity;
   livez: HealthChecks;
+  /** vmlet's. */
+  version: string;
   /** The effective KubeletConfiguration, without kind and apiVersion. */
   configuration: () => object;
   /** The tallies of the probes that the agent runs itself. */

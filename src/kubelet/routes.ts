@@ -20,6 +20,7 @@ import { pods } from "./endpoints/pods.ts";
 import { portForward } from "./endpoints/port-forward.ts";
 import { run } from "./endpoints/run.ts";
 import { runningPods } from "./endpoints/running-pods.ts";
+import { statusz } from "./endpoints/statusz.ts";
 import { statsSummary } from "./endpoints/stats-summary.ts";
 import type { PodLookup } from "./pod-lookup.ts";
 import { SUBRESOURCES_BY_PREFIX, type AuditedAction, type Handler, type Route } from "./router.ts";
@@ -37,6 +38,7 @@ interface RouteOptions {
   stats: StatsSource;
   nodeName: string;
   startedAtMs: number;
+  version: string;
   capacity: () => MachineCapacity;
   livez: HealthChecks;
   configuration: () => object;
@@ -80,6 +82,7 @@ export function kubeletRoutes(options: RouteOptions): readonly Route[] {
     read("/runningpods", runningPods(options.lookup)),
     read("/runningpods/", runningPods(options.lookup)),
     read("/configz", configz(options.configuration)),
+    read("/statusz", statusz(options)),
     read("/stats/summary", statsSummary(options.stats, options), [...READ, "POST"]),
     read("/metrics", agentMetrics(options.metrics, options.nodeName)),
     read("/metrics/resource", resource),

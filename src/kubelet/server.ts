@@ -323,6 +323,7 @@ function routesOf(options: KubeletServerOptions, limits: KubeletLimits): readonl
     }),
     nodeName: options.nodeName,
     startedAtMs: clock.now(),
+    version: options.version,
     capacity: options.capacity,
     livez: options.livez,
     configuration: options.configuration,

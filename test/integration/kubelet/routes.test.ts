@@ -46,6 +46,38 @@ describe("the kubelet API", () => {
     });
   });
 
+  test("says as text what runs and since when", async () => {
+    await using kubelet = await startKubelet();
+    const { status, body } = await ask(kubelet, "/statusz");
+    expect(status).toBe(200);
+    expect(body).toMatch(/^\nkubelet statusz\nWarning: .*\n\nStarted: \S+Z\nUp: \d+ s\nBinary version: 1\.2\.3\n/);
+  });
+
+  test.each(["*/*", "text/plain", "application/json;as=Other,text/*"])("says so to who accepts %s", async (accept) => {
+    await using kubelet = await startKubelet();
+    expect((await ask(kubelet, "/statusz", { headers: { accept } })).body).toContain("kubelet statusz");
+  });
+
+  test("says what runs as a Statusz where a client names it", async () => {
+    await using kubelet = await startKubelet();
+    const accept = "application/json;v=v1beta1;g=config.k8s.io;as=Statusz";
+    expect(JSON.parse((await ask(kubelet, "/statusz", { headers: { accept } })).body)).toEqual({
+      kind: "Statusz",
+      apiVersion: "config.k8s.io/v1beta1",
+      metadata: { name: "kubelet" },
+      startTime: expect.stringMatching(/Z$/) as string,
+      uptimeSeconds: expect.any(Number) as number,
+      goVersion: "",
+      binaryVersion: "1.2.3",
+      paths: ["/configz", "/healthz", "/metrics"],
+    });
+  });
+
+  test("has no other form of it", async () => {
+    await using kubelet = await startKubelet();
+    expect((await ask(kubelet, "/statusz", { headers: { accept: "application/json" } })).status).toBe(406);
+  });
+
   test("answers health checks in the words of Kubernetes", async () => {
     await using kubelet = await startKubelet();
     expect((await ask(kubelet, "/healthz")).body).toBe("ok");

@@ -293,6 +293,7 @@ export async function startKubelet(overrides: Partial<KubeletServerOptions> = {}
     machineLabels: {},
     capacity: () => ({ cpuMillis: 4000, memoryBytes: 8 * 2 ** 30 }),
     livez: new HealthChecks("healthz"),
+    version: "1.2.3",
     configuration: () => ({ port: 10250 }),
     ...overrides,
   });
