@@ -83,6 +83,7 @@ export class Ipam {
 
   /** Another one gives out the addresses: remembers whose this one is. */
   async record(machineId: string, address: string): Promise<void> {
+    if ((await this.find(machineId)) === address) return;
     await this.release(machineId);
     await this.#write(address, machineId, "w");
     this.#remember(address, machineId);

@@ -24,11 +24,14 @@ import { checkConnections, forgetConnections } from "./connections.ts";
 import { PortForwards } from "./forwards.ts";
 import { missingChain } from "./in-place.ts";
 import { Ipam, parseSubnet, type Subnet } from "./ipam.ts";
+import { ip, isLink, nameLink } from "./links.ts";
 import { NetworkNames } from "./names.ts";
 import { networkRules } from "./rules.ts";
 import { forgetSender, holdSender } from "./sender-rules.ts";
 import { sameTwice, whileSteady } from "./steady.ts";
+import { UnderWay } from "./under-way.ts";
 import { HostError } from "../host/host-error.ts";
+import { together } from "../host/together.ts";
 
 export interface NetworkOptions {
   /** Leases are kept here. */
@@ -61,6 +64,9 @@ export interface Attachment {
   netns?: string | undefined;
 }
 
+/** What a network plugin has made for a machine. */
+type Made = Pick<Attachment, "address" | "link" | "mac">;
+
 export const DEFAULT_BRIDGE = "vmlet0";
 /** Says who has made a bridge. */
 const BRIDGE_ALIAS = "vmlet";
@@ -83,6 +89,7 @@ export class HostNetwork {
   readonly #ipam: Ipam;
   readonly #ready = new Once(() => this.#setUp());
   readonly #forwards: PortForwards;
+  readonly #adopting = new UnderWay();
   #cancelLook = () => {};
   /** Descriptor of the bridge's lock. */
   #lock: number | undefined;
@@ -163,25 +170,20 @@ export class HostNetwork {
   }
 
   /**
-   * Takes over what a container runtime's network plugin has put on the bridge: from here on it is like any other.
+   * Takes over what a container runtime's network plugin has put on the bridge: from here on it is like any other. Until
+   * then the machine must not send. Repeating it is safe, also where a kill has cut it off.
    * @param made the address that the plugin gave out, its interface on the bridge, and the other one's MAC
    */
-  async adopt(machineId: string, made: Pick<Attachment, "address" | "link" | "mac">): Promise<Attachment> {
+  async adopt(machineId: string, made: Made): Promise<Attachment> {
+    return await this.#adopting.run(machineId, this.#adopt(machineId, made));
+  }
+
+  async #adopt(machineId: string, made: Made): Promise<Attachment> {
     await this.ensure();
     await this.#ipam.record(machineId, made.address);
     const attachment = { ...this.#describe(machineId, made.address, false), mac: made.mac };
-    const { link, mac } = attachment;
-    // The name says whose it is, to those who find it later. It is also kept what the machine may send as: the plugin's
-    // address of the interface is in no file.
-    const named = ip([
-      `link set ${made.link} down alias ${mac}`,
-      `link set ${made.link} name ${link}`,
-      `link set ${link} up`,
-    ]);
     // The rule may come before the link has its name: it lets no other one send.
-    const works = [named, this.#admit(attachment)];
-    await Promise.allSettled(works);
-    await Promise.all(works);
+    await together([nameLink(made, attachment.link), this.#admit(attachment)]);
     return attachment;
   }
 
@@ -203,7 +205,7 @@ export class HostNetwork {
   async find(machineId: string): Promise<Attachment | undefined> {
     const address = await this.#ipam.find(machineId);
     const link = this.#names.link(machineId);
-    if (address === undefined || !existsSync(`/sys/class/net/${link}`)) return undefined;
+    if (address === undefined || !isLink(link)) return undefined;
     return this.#describe(machineId, address, existsSync(join(NETNS_DIR, this.#names.netns(machineId))));
   }
 
@@ -217,8 +219,10 @@ export class HostNetwork {
 
   /** Removes all that the machine has on the network, in whatever state it is. */
   async detach(machineId: string): Promise<void> {
+    // Nothing is made any more once it is taken away.
+    await this.#adopting.ended(machineId);
     const address = await this.#ipam.find(machineId);
-    if (address !== undefined && existsSync(`/sys/class/net/${this.#names.bridge}`)) {
+    if (address !== undefined && isLink(this.#names.bridge)) {
       await this.ensure();
       await this.#onRules(this.#forwards.close(machineId, address));
     } else if (address !== undefined) {
@@ -296,7 +300,7 @@ export class HostNetwork {
 
   /** Bridge, forwarding and rules; safe to repeat and cheap after the first time. */
   ensure(): Promise<void> {
-    if (!existsSync(`/sys/class/net/${this.#names.bridge}`)) this.#ready.forget();
+    if (!isLink(this.#names.bridge)) this.#ready.forget();
     return this.#ready.get();
   }
 
@@ -335,7 +339,7 @@ export class HostNetwork {
 
   async #missing(): Promise<string | undefined> {
     const { bridge, table } = this.#names;
-    if (!existsSync(`/sys/class/net/${bridge}`)) return `bridge ${bridge}`;
+    if (!isLink(bridge)) return `bridge ${bridge}`;
     const { stdout } = await run(findTool("ip") ?? "ip", ["-4", "-o", "address", "show", "dev", bridge]);
     if (!stdout.includes(` ${this.gateway}/`)) return `address ${this.gateway} of ${bridge}`;
     const loose = (await this.#attached()).find(({ link }) => !existsSync(`/sys/class/net/${link}/master`));
@@ -357,7 +361,7 @@ export class HostNetwork {
 
   async #takeDown(): Promise<void> {
     this.#ready.forget();
-    if (existsSync(`/sys/class/net/${this.#names.bridge}`)) await ip([`link delete ${this.#names.bridge}`]);
+    if (isLink(this.#names.bridge)) await ip([`link delete ${this.#names.bridge}`]);
     for (const family of ["inet", "netdev"])
       await nft(`add table ${family} ${this.#names.table}\ndelete table ${family} ${this.#names.table}\n`);
   }
@@ -366,7 +370,7 @@ export class HostNetwork {
     const { gateway, prefix } = this.#subnet;
     await mkdir(this.#options.dir, { recursive: true });
     await this.#claimRange();
-    if (!existsSync(`/sys/class/net/${this.#names.bridge}`))
+    if (!isLink(this.#names.bridge))
       await ip([`link add ${this.#names.bridge} type bridge`, `link set ${this.#names.bridge} alias ${BRIDGE_ALIAS}`]);
     // A bridge of its own address: otherwise it takes the lowest of its ports, and changes with them.
     const mac = macOf(gateway);
@@ -400,7 +404,7 @@ export class HostNetwork {
   /** Machines with an interface on this host. */
   async #attached(): Promise<Attachment[]> {
     const all = [...(await this.#ipam.leases())].map(([address, id]) => this.#describe(id, address, false));
-    return all.filter(({ link }) => existsSync(`/sys/class/net/${link}`));
+    return all.filter(({ link }) => isLink(link));
   }
 
   /** A bridge whose leases were given out of another range would route wrongly: say so instead. */
@@ -492,10 +496,6 @@ async function removeUnlessGone(path: string, command: string): Promise<void> {
   } catch (thrown) {
     if (existsSync(path)) throw thrown;
   }
-}
-
-async function ip(commands: readonly string[]): Promise<void> {
-  await run(findTool("ip") ?? "ip", ["-batch", "-"], { input: `${commands.join("\n")}\n` });
 }
 
 async function nft(script: string): Promise<void> {

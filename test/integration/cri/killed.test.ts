@@ -4,9 +4,13 @@ import { existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterAll, beforeEach, expect, onTestFinished, test, vi } from "vitest";
+import { ContainerState } from "../../../providers/local/engines/cri/api.gen.js";
+import { CriClient } from "../../../providers/local/engines/cri/client.ts";
 import { CriEngine } from "../../../providers/local/engines/cri/engine.ts";
 import { taskExit } from "../../../providers/local/engines/cri/shims.ts";
 import { findTool } from "../../../providers/local/host/command.ts";
+import { machineHash } from "../../../providers/local/host/machine-hash.ts";
+import { NetworkNames } from "../../../providers/local/network/names.ts";
 import { HostNetwork } from "../../../providers/local/network/network.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
@@ -114,6 +118,67 @@ exit 0
     onTestFinished(() => void (process.env["PATH"] = path));
     process.env["PATH"] = `${folder}:${path}`;
   }
+
+  /**
+   * Puts a tool first on the PATH that, told to do something like `pattern`, does nothing and keeps its caller waiting:
+   * there is `begun` from then on, until somebody makes `over`. From then on it does what it is told.
+   */
+  function heldTool(name: "ip" | "nft", pattern: string): { begun: string; over: string } {
+    const dir = join(backend.stateDir, "../held");
+    mkdirSync(dir);
+    const [begun, over] = [join(dir, "begun"), join(dir, "over")];
+    const tool = findTool(name)!;
+    const script = `#!/bin/sh
+case "$1" in -f | -batch) ;; *) exec ${tool} "$@";; esac
+told=$(cat)
+if [ ! -e ${over} ] && echo "$told" | grep -q '${pattern}'; then
+  touch ${begun}
+  while [ ! -e ${over} ]; do sleep 0.05; done
+  exit 1
+fi
+echo "$told" | exec ${tool} "$@"
+`;
+    writeFileSync(join(dir, name), script, { mode: 0o755 });
+    onTestFinished(() => writeFileSync(over, ""));
+    putFirst(dir);
+    return { begun, over };
+  }
+
+  /** What the machine's interface is held to, by nft's own word. */
+  const sendersRules = (id: string) => {
+    const names = new NetworkNames(network.bridge!);
+    const asked = ["list", "chain", "netdev", names.table, names.link(id)];
+    return execFileSync("nft", asked, { encoding: "utf8" });
+  };
+
+  test.each([
+    ["ip", " alias [0-9a-f:]* *$"],
+    ["nft", "hook ingress device"],
+  ] as const)(
+    "a container is made beside its machine's rules, and does not begin before them: %s is held, and the backend killed",
+    async (tool, pattern) => {
+      const { begun, over } = heldTool(tool, pattern);
+      await backend.start();
+      const spec = shell("echo run >> /v/runs; sleep 1000");
+      await backend.call("PUT", "/v1/machines/m1", spec);
+      const socket = `/run/vmlet-cri-${machineHash(join(backend.stateDir, "cri"))}/containerd.sock`;
+      const client = new CriClient(socket);
+      onTestFinished(() => client.close());
+      const states = async () => (await client.runtime.listContainers({})).containers.map(({ state }) => state);
+      await vi.waitFor(async () => {
+        expect(await states()).toEqual([ContainerState.CONTAINER_CREATED]);
+        expect(existsSync(begun)).toBe(true);
+      }, PATIENCE);
+      await backend.kill();
+      writeFileSync(over, "");
+      expect(await states()).toEqual([ContainerState.CONTAINER_CREATED]);
+      await backend.start();
+      const { addresses, containers } = await backend.reaches("m1", "running");
+      expect(containers[0]!.restart_count).toBe(0);
+      await vi.waitFor(() => expect(readFileSync(join(volume("m1"), "runs"), "utf8")).toBe("run\n"), PATIENCE);
+      expect(sendersRules("m1")).toContain(`ip saddr ${addresses[0]!.ip} accept`);
+    },
+  );
 
   /**
    * Puts a runc first on the PATH that deletes a container and stops containerd, so that the shim's answer is not read

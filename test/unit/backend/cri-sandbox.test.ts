@@ -40,3 +40,50 @@ test("a sandbox that the runtime cannot be asked about is not taken for gone", a
 test("a sandbox that the runtime no longer has is gone", async () => {
   expect(await recovered(() => Promise.reject(new ConnectError("none", Code.NotFound)))).toBeUndefined();
 });
+
+/** Recovers a machine whose sandbox runs on a bridge of ours; what is asked of that, in order. */
+async function rejoined({ isNamed, hasBegun }: { isNamed: boolean; hasBegun: boolean }) {
+  const asked: string[] = [];
+  const Interfaces = { eth0: { Mac: "aa:00:00:00:00:01", Sandbox: "/run/netns/n" }, vethnone0: { Sandbox: "" } };
+  const runtime = {
+    listPodSandbox: () => Promise.resolve({ items: [{ id: "s1", state: PodSandboxState.SANDBOX_READY }] }),
+    podSandboxStatus: () =>
+      Promise.resolve({
+        status: { network: { ip: "10.0.0.2" } },
+        info: { info: JSON.stringify({ cniResult: { Interfaces } }) },
+      }),
+  };
+  const network = {
+    find: () => Promise.resolve(isNamed ? {} : undefined),
+    ensure: async () => void asked.push("ensure"),
+    adopt: async (_id: string, made: object) => void asked.push(`adopt ${JSON.stringify(made)}`),
+    openHostPorts: async () => void asked.push("openHostPorts"),
+  };
+  const context = {
+    clock: systemClock,
+    logger: silentLogger,
+    client: { runtime, within: () => ({}) },
+    containers: { learn: () => Promise.resolve(hasBegun), watchSandbox: () => () => {} },
+    network,
+    backend: "b",
+  } as unknown as CriContext;
+  const sandbox = await recoverSandbox(context, { id: "m1", spec: { labels: {}, containers: [] } } as never);
+  return { sandbox, asked };
+}
+
+test("what a kill has cut off of a machine's rules is done before its sandbox is found", async () => {
+  const { sandbox, asked } = await rejoined({ isNamed: true, hasBegun: false });
+  expect(sandbox?.addresses).toEqual(["10.0.0.2"]);
+  expect(asked).toEqual([
+    `adopt ${JSON.stringify({ address: "10.0.0.2", link: "vethnone0", mac: "aa:00:00:00:00:01" })}`,
+    "openHostPorts",
+  ]);
+});
+
+test("a machine in which something has begun keeps the rules that it has", async () => {
+  expect((await rejoined({ isNamed: true, hasBegun: true })).asked).toEqual(["ensure", "openHostPorts"]);
+});
+
+test("a sandbox whose interface is gone is gone", async () => {
+  expect(await rejoined({ isNamed: false, hasBegun: false })).toEqual({ sandbox: undefined, asked: [] });
+});

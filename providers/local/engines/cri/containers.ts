@@ -121,12 +121,16 @@ export class RuntimeContainers implements Shims {
     return containers[0]?.id;
   }
 
-  /** Learns which containers of a machine the runtime has, after a restart of the backend. */
-  async learn(machine: string): Promise<void> {
+  /**
+   * Learns which containers of a machine the runtime has, after a restart of the backend.
+   * @returns whether one of them has begun
+   */
+  async learn(machine: string): Promise<boolean> {
     const { client } = this.#options;
     const filter = { labelSelector: { ...this.#ours, [LABEL_MACHINE]: machine } };
     const { containers } = await client.runtime.listContainers({ filter }, client.within(QUICK_CALL_MS));
     for (const { id, labels } of containers) this.#ids.set(labels[LABEL_INSTANCE]!, id);
+    return containers.some(({ state }) => state !== ContainerState.CONTAINER_CREATED);
   }
 
   /** Undefined when the runtime has no such container. */

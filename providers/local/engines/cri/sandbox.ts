@@ -16,6 +16,7 @@ import {
   type ContainerResources,
   containersOf,
   type MachineSpec,
+  type Once,
   type ProcessStreams,
   ProviderError,
   type StreamOptions,
@@ -51,8 +52,8 @@ import { deviceEnv } from "../../devices.ts";
 import { dialHost, dialTcp } from "../../host/dial.ts";
 import { unmountBelow } from "../../host/mounts.ts";
 import { removeTree } from "../../host/remove-tree.ts";
+import { together } from "../../host/together.ts";
 import { TreeMeter } from "../../host/tree-use.ts";
-import { containerPorts } from "../../network/host-ports.ts";
 import { LoopbackRelay } from "../../network/loopback-relay.ts";
 import {
   type ContainerConfigSchema,
@@ -72,7 +73,8 @@ import { LABEL_CONTAINER, LABEL_INSTANCE } from "./labels.ts";
 import { LOG_LINK, prepareLog } from "./logs.ts";
 import { userNamespace, usersOf } from "./user-namespace.ts";
 import { machineLabels, sandboxConfig } from "./sandbox-config.ts";
-import { interfacesOf, isRunning, networkNamespace, sandboxInfo } from "./sandbox-info.ts";
+import { isRunning, networkNamespace, sandboxInfo } from "./sandbox-info.ts";
+import { hasNetwork, joinNetwork, rejoinNetwork } from "./sandbox-network.ts";
 import { resizeContainer } from "./resize.ts";
 import { containerSamples, layerInodes, networkSample } from "./samples.ts";
 import { commandStreams } from "./streams.ts";
@@ -90,6 +92,15 @@ const PROPAGATION = {
   host_to_container: MountPropagation.PROPAGATION_HOST_TO_CONTAINER,
   bidirectional: MountPropagation.PROPAGATION_BIDIRECTIONAL,
 } as const;
+
+interface SandboxParts {
+  addresses: readonly string[];
+  users: UserNamespace | undefined;
+  /** Nothing has been made in it. */
+  isNew?: boolean;
+  /** Its network, before anything begins. Absent: that is done. */
+  joined?: Once<void> | undefined;
+}
 
 export async function openSandbox(context: CriContext, home: MachineHome, signal: AbortSignal): Promise<CriSandbox> {
   const { client, groups, pidsLimit, network } = context;
@@ -118,44 +129,26 @@ export async function openSandbox(context: CriContext, home: MachineHome, signal
   const isOnHost = spec.host?.network === true;
   if (address === "" && !isOnHost)
     throw new Error("the runtime has given the sandbox no address: look at its CNI configuration");
-  const attach = async () => {
-    if (network === undefined || isOnHost) return;
-    await network.adopt(id, { address, ...interfacesOf(sandboxInfo(info)) });
-    signal.throwIfAborted();
-    await network.openHostPorts(id, containerPorts(spec));
-  };
-  await together([attach(), writeHosts(etc, spec, addresses)]);
-  return new CriSandbox(context, home, podSandboxId, { addresses, users, isNew: true });
-}
-
-/** All of it to its end, also when some of it fails: what is made late could not be cleared away. */
-async function together<T extends readonly [Promise<unknown>, ...Promise<unknown>[]]>(
-  works: T,
-): Promise<{ -readonly [I in keyof T]: Awaited<T[I]> }> {
-  await Promise.allSettled(works);
-  return await Promise.all(works);
+  const [joined] = await together([joinNetwork(context, home, { address, info }), writeHosts(etc, spec, addresses)]);
+  return new CriSandbox(context, home, podSandboxId, { addresses, users, isNew: true, joined });
 }
 
 /** Undefined when it is gone. @throws what the runtime says: then nothing is known */
 export async function recoverSandbox(context: CriContext, home: MachineHome): Promise<CriSandbox | undefined> {
-  const { client, network, containers, logger } = context;
+  const { client, network, containers } = context;
   const filter = { labelSelector: machineLabels(context, home.id) };
   const { items } = await client.runtime.listPodSandbox({ filter }, client.within(QUICK_CALL_MS));
   const item = await firstRunning(context, items);
   if (item === undefined) return undefined;
-  const { status } = await client.runtime.podSandboxStatus({ podSandboxId: item.id }, client.within(QUICK_CALL_MS));
+  const { status, info } = await client.runtime.podSandboxStatus(
+    { podSandboxId: item.id, verbose: network !== undefined },
+    client.within(QUICK_CALL_MS),
+  );
   const addresses = ownAddresses(home.spec, status);
-  if (network !== undefined && home.spec.host?.network !== true) {
-    if ((await network.find(home.id)) === undefined) return undefined;
-    await network.ensure();
-    // They are gone when another program has flushed this host's rules meanwhile.
-    await network
-      .openHostPorts(home.id, containerPorts(home.spec))
-      .catch((thrown: unknown) =>
-        logger.warn({ machine: home.id, err: thrown }, "Cannot open the machine's host ports again"),
-      );
-  }
-  await containers.learn(home.id);
+  const word = { address: addresses[0] ?? "", info };
+  if (!(await hasNetwork(context, home, word))) return undefined;
+  const hasBegun = await containers.learn(home.id);
+  await rejoinNetwork(context, home, word, hasBegun);
   const users = usersOf(status);
   if (users !== undefined) await context.users.hold(home.id, users.uids[0]!.hostId);
   return new CriSandbox(context, home, item.id, { addresses, users });
@@ -213,9 +206,10 @@ class CriSandbox implements Sandbox {
   readonly #context: CriContext;
   readonly #home: MachineHome;
   readonly #id: string;
-  readonly #users: UserNamespace | undefined;
+  readonly #users: SandboxParts["users"];
   readonly #meter: TreeMeter;
   readonly #isNew: boolean;
+  readonly #joined: SandboxParts["joined"];
   /** Names of containers of which there may be an instance, where the sandbox is new. */
   readonly #launched = new Set<string>();
   readonly #resolveLost: (loss: SandboxLoss) => void;
@@ -229,17 +223,14 @@ class CriSandbox implements Sandbox {
     context: CriContext,
     home: MachineHome,
     id: string,
-    {
-      addresses,
-      users,
-      isNew = false,
-    }: { addresses: readonly string[]; users: UserNamespace | undefined; isNew?: boolean },
+    { addresses, users, isNew = false, joined }: SandboxParts,
   ) {
     this.#context = context;
     this.#home = home;
     this.#id = id;
     this.#users = users;
     this.#isNew = isNew;
+    this.#joined = joined;
     this.addresses = addresses;
     this.#meter = new TreeMeter(context.clock, context.diskWalks, tenantOf(home.spec.labels));
     const { promise, resolve } = Promise.withResolvers<SandboxLoss>();
@@ -295,12 +286,13 @@ class CriSandbox implements Sandbox {
       const sandbox = sandboxConfig(this.#context, this.#home, this.#users);
       const request = { podSandboxId: this.#id, config, sandboxConfig: sandbox };
       const create = () => client.runtime.createContainer(request, client.within(undefined, this.#signal));
-      const { containerId } = await create().catch(async (thrown: unknown) => {
+      const created = create().catch(async (thrown: unknown) => {
         if (!isCut(thrown) || this.#signal.aborted) throw thrown;
         // The runtime has ended meanwhile: what it has made of it by then goes.
         await this.#removeEnded(launch);
         return await create();
       });
+      const [{ containerId }] = await together([created, this.#joined?.get() ?? Promise.resolve()]);
       containers.made(launch, containerId);
       await podLogs?.named(this.#home.spec, launch, containerId);
       return { runtimeId: containerId };
