@@ -8,6 +8,8 @@ import type { Machine, MachineSpec } from "../../../src/provider/machine.ts";
 
 export const BACKEND_PROGRAM = join(import.meta.dirname, "../../../src/cli/main.ts");
 export const PATIENCE = { timeout: 30_000, interval: 10 };
+/** On a host that is twenty times overrun, a backend with a containerd of its own takes most of a minute to begin. */
+const START_PATIENCE = { timeout: 120_000, interval: 10 };
 
 export class KillableBackend {
   readonly stateDir: string;
@@ -40,7 +42,7 @@ export class KillableBackend {
     const backend = [process.execPath, BACKEND_PROGRAM, "backend", "--config", this.configFile];
     const [program, ...argv] = [...this.#within, ...backend];
     this.#process = spawn(program!, argv, { stdio: "ignore", env: { ...process.env, ...env } });
-    await vi.waitFor(async () => expect((await this.call("GET", "/v1/info")).status).toBe(200), PATIENCE);
+    await vi.waitFor(async () => expect((await this.call("GET", "/v1/info")).status).toBe(200), START_PATIENCE);
   }
 
   /** Resolves when it has ended. */
