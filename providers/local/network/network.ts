@@ -170,8 +170,8 @@ export class HostNetwork {
   }
 
   /**
-   * Takes over what a container runtime's network plugin has put on the bridge: from here on it is like any other. Until
-   * then the machine must not send. Repeating it is safe, also where a kill has cut it off.
+   * Takes over what a container runtime's network plugin has put on the bridge: from here on it is like any other.
+   * Until then the machine must not send. Repeating it is safe, also where a kill has cut it off.
    * @param made the address that the plugin gave out, its interface on the bridge, and the other one's MAC
    */
   async adopt(machineId: string, made: Made): Promise<Attachment> {

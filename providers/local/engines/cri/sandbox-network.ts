@@ -43,7 +43,7 @@ export async function joinNetwork(
   return joined;
 }
 
-/** Whether a former backend's sandbox has its interface still: as the plugin has made it, or as we have taken it over. */
+/** Whether a former backend's sandbox has its interface still: as the plugin has made it, or as we have named it. */
 export async function hasNetwork(context: CriContext, home: MachineHome, word: RuntimeWord): Promise<boolean> {
   const network = networkOf(context, home);
   if (network === undefined || (await network.find(home.id)) !== undefined) return true;
