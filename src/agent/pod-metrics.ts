@@ -5,6 +5,12 @@ import type { KeyedQueue, QueueMetrics } from "../queue/keyed-queue.ts";
 import type { Metrics } from "../telemetry/metrics.ts";
 import type { Clock } from "../util/clock.ts";
 
+/** A backend may give any reason: only a kubelet's own become labels, for series stay. */
+const TERMINATION_REASONS: ReadonlySet<string> = new Set([
+  ...["Completed", "Error", "OOMKilled", "ContainerCannotRun", "StartError", "ContainerStatusUnknown"],
+  "DeadlineExceeded",
+]);
+
 export function podMetrics(metrics: Metrics, clock: Clock): PodHooks {
   return {
     onCreate(result) {
@@ -17,6 +23,13 @@ export function podMetrics(metrics: Metrics, clock: Clock): PodHooks {
       metrics.podStartTotalDuration.observe(sinceCreated);
     },
     onStatusWritten: (seconds) => metrics.podStatusSyncDuration.observe(seconds),
+    onTerminated({ containerType, exitCode, reason }) {
+      metrics.terminatedContainers.inc({
+        container_type: containerType,
+        exit_code: Number.isInteger(exitCode) && exitCode >= 0 && exitCode <= 255 ? String(exitCode) : "other",
+        reason: TERMINATION_REASONS.has(reason) ? reason : "Other",
+      });
+    },
     onRejected(_reason, missing) {
       for (const feature of missing) metrics.unsupportedSpecs.inc({ feature });
     },

@@ -1,3 +1,5 @@
+import type { Termination } from "./terminations.ts";
+
 /** What happens to pods, for metrics. Nothing is decided by it, and nothing waits for it. All times in seconds. */
 export interface PodHooks {
   /** The backend was asked to create a machine; `code` says why it did not. */
@@ -6,6 +8,8 @@ export interface PodHooks {
   onRunning?(seconds: { sinceCreated: number; sinceSeen: number; withoutBoot: number }): void;
   /** The API server took a status. */
   onStatusWritten?(seconds: number): void;
+  /** It took a status by which a container has ended. */
+  onTerminated?(termination: Termination): void;
   /** The pod was refused; `missing` names the capabilities that the backend lacks for it. */
   onRejected?(reason: string, missing: readonly string[]): void;
   /** A machine whose pod is gone was stopped. `seen`: this process had seen the pod. */

@@ -9,6 +9,7 @@ import type { Outcome } from "./reconciler-options.ts";
 import { payStatus, withUnwritable } from "./status-write.ts";
 import type { Verdict } from "./status/input.ts";
 import { reported, type StepContext } from "./step-context.ts";
+import { newTerminations } from "./terminations.ts";
 
 /** Reason of the events that say what the API server does not take. */
 const STATUS_REFUSED = "FailedStatusUpdate";
@@ -49,6 +50,7 @@ export class StatusStep {
         });
         if (verdict !== undefined) this.#announce(pod, verdict);
         this.#context.hooks?.onStatusWritten?.((now - begun) / 1000);
+        for (const each of newTerminations(pod.status, result.pod.status)) this.#context.hooks?.onTerminated?.(each);
         if (patch["phase"] === "Running") this.#measureStart(uid, pod);
         return undefined;
       }

@@ -169,6 +169,11 @@ function podMetrics({ counter, gauge, histogram }: Make) {
       "Machine starts that failed, by provider error code.",
       ["code"],
     ),
+    terminatedContainers: counter("kubelet_terminated_containers_total", "Containers that have ended.", [
+      "container_type",
+      "exit_code",
+      "reason",
+    ]),
     orphanedRuntimePods: counter("kubelet_orphaned_runtime_pods_total", "Machines swept because no pod owned them."),
     podStartDuration: histogram(
       "kubelet_pod_start_duration_seconds",

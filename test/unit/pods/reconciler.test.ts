@@ -225,6 +225,16 @@ describe("what is counted", () => {
     expect(world.counted.filter(([name]) => name === "running")).toHaveLength(1);
   });
 
+  test("the end of a container, once", async () => {
+    const world = new World(basePod());
+    await world.settle();
+    await world.provider.stopPod("m-u1", { graceSeconds: 0, signal: AbortSignal.timeout(1000) });
+    await world.pass(60_000);
+    expect(world.counted.filter(([name]) => name === "terminated")).toEqual([
+      ["terminated", { containerType: "container", exitCode: expect.any(Number) as number, reason: "Error" }],
+    ]);
+  });
+
   test("a refusal, with the capabilities that the backend lacks", async () => {
     const world = new World(basePod());
     world.rendered = { kind: "reject", reason: "UnsupportedFeature", message: "tty", missing: ["tty"] };

@@ -82,6 +82,7 @@ export class World {
     const hooks: PodHooks = {
       onCreate: count("create"),
       onRunning: count("running"),
+      onTerminated: count("terminated"),
       onRejected: count("rejected"),
       onLost: () => count("lost")(undefined),
     };
