@@ -45,6 +45,15 @@ export interface VmRequest {
  */
 export type VmState = "booting" | "running" | "stopped" | "deleting";
 
+/** What is about to befall a VM: its host is emptied, or the cloud takes it back. */
+export interface VmNotice {
+  /** One word in CamelCase: `HostEvacuated`, `SpotReclaimed`. */
+  readonly reason: string;
+  readonly message: string;
+  /** When it goes, whatever still runs in it. Absent: not known. */
+  readonly at?: string | undefined;
+}
+
 export interface Vm {
   readonly name: string;
   readonly labels: Readonly<Record<string, string>>;
@@ -54,6 +63,8 @@ export interface Vm {
   readonly type?: string | undefined;
   readonly zone?: string | undefined;
   readonly host?: string | undefined;
+  /** Its pod is evicted because of it. Gone when that is called off. */
+  readonly notice?: VmNotice | undefined;
   /** On a network that the cluster's other nodes reach: the pod's. Empty: the guest's own word is taken. */
   readonly addresses: readonly string[];
 }

@@ -112,6 +112,7 @@ export class MachineWork {
         : await this.#goElsewhere(record, options);
     }
     if (record.phase === "made") return await this.#lookAtMade(record, vm, spec, options);
+    this.#views.sawHost(record.id, vm.isSeen);
     // What this process has last seen of it may be older than what another has told of it since.
     if (!vm.isSeen) throw unknown(record, new Error("the host of its VM is out of sight"));
     if (vm.state === "stopped" || vm.state === "deleting") return await this.#fallen(record, vm, options);

@@ -77,6 +77,8 @@ export interface CloudProviderOptions {
   readonly poolMaxAgeMs?: number | undefined;
   readonly bootMs?: number | undefined;
   readonly tombstoneMs?: number | undefined;
+  /** How long pods wait for a host that is out of sight until they are evicted. */
+  readonly hostGraceMs?: number | undefined;
   readonly clock?: Clock | undefined;
   readonly random?: Random | undefined;
   readonly logger?: Logger | undefined;
@@ -123,7 +125,7 @@ export class CloudProvider implements Provider {
 
   constructor(options: CloudProviderOptions) {
     const { cloud, scope, clock = systemClock, random = systemRandom, logger = silentLogger } = options;
-    const { bootMs = 10 * MINUTE_MS, tombstoneMs = 60 * MINUTE_MS } = options;
+    const { bootMs = 10 * MINUTE_MS, tombstoneMs = 60 * MINUTE_MS, hostGraceMs = 5 * MINUTE_MS } = options;
     this.name = options.name ?? cloud.name;
     this.#options = options;
     this.#clock = clock;
@@ -134,7 +136,7 @@ export class CloudProvider implements Provider {
     this.#cloud = new CloudCalls({ cloud, scope, clock });
     this.#guests = new Guests(options.openGuest ?? dialledGuest(cloud, clock));
     const types = async (call: CallOptions) => (await cloud.types?.(call)) ?? options.types ?? [];
-    this.#views = new Views(clock);
+    this.#views = new Views({ clock, hostGraceMs });
     const quarantine = new Quarantine(clock);
     const common = { cloud: this.#cloud, guests: this.#guests, views: this.#views, bootMs, clock, logger };
     const ordering = { ...common, types, quarantine, scope, random };
@@ -229,7 +231,8 @@ export class CloudProvider implements Provider {
         this.#take(id, await unlessAborted(this.#look(id, { signal: linked.signal }), linked.signal));
       } catch (thrown) {
         signal.throwIfAborted();
-        unknown.set(id, { id, reason: thrown instanceof Error ? thrown.message : String(thrown) });
+        const reason = thrown instanceof Error ? thrown.message : String(thrown);
+        unknown.set(id, { id, reason, disruption: this.#views.disruptionOf(id) });
       }
     });
     cancel();
@@ -377,7 +380,8 @@ export class CloudProvider implements Provider {
     const isSame = told?.created_at === machine.created_at;
     if (told !== undefined && isSame) {
       if (machine.version < version) return told;
-      const isUnchanged = machine.reachability === told.reachability && machine.host === told.host;
+      const isUnchanged =
+        machine.reachability === told.reachability && machine.host === told.host && isSameDisruption(machine, told);
       if (machine.version === version && isUnchanged) return told;
     }
     // Grows with what the guest knows nothing of, too.
@@ -458,4 +462,6 @@ export class CloudProvider implements Provider {
   }
 }
 
+const isSameDisruption = ({ disruption: a }: Machine, { disruption: b }: Machine) =>
+  a?.reason === b?.reason && a?.message === b?.message && a?.at === b?.at;
 const lacks = (what: string) => new ProviderError("unsupported", `the guest has no ${what}`);

@@ -1,6 +1,6 @@
 /** Machines as they are shown: from their entries, what the cloud knows of their VMs, and what their guests say. */
-import type { Clock, Machine, MachineNotice, MachineSpec } from "../../src/provider/kit/index.ts";
-import type { Vm } from "./cloud.ts";
+import type { Clock, Disruption, Machine, MachineNotice, MachineSpec } from "../../src/provider/kit/index.ts";
+import type { Vm, VmNotice } from "./cloud.ts";
 import { type MachineRecord, NO_REVISION, placeOf, versionIn, waitingContainers } from "./record.ts";
 
 const MOST_NOTICES = 10;
@@ -9,9 +9,14 @@ export class Views {
   readonly #clock: Clock;
   /** What befell VMs while they were made, by the machine. */
   readonly #notices = new Map<string, readonly MachineNotice[]>();
+  /** Monotonic, of hosts that are out of sight, by the machine. */
+  readonly #unseenSince = new Map<string, number>();
+  readonly #graceMs: number;
 
-  constructor(clock: Clock) {
+  /** @param options.hostGraceMs how long a pod waits for a host that is out of sight */
+  constructor({ clock, hostGraceMs }: { clock: Clock; hostGraceMs: number }) {
     this.#clock = clock;
+    this.#graceMs = hostGraceMs;
   }
 
   /** Ordered or booting; its guest was not told of it. */
@@ -52,6 +57,7 @@ export class Views {
   /** Nothing is remembered of it any more. */
   forget(id: string): void {
     this.#notices.delete(id);
+    this.#unseenSince.delete(id);
   }
 
   /** What its guest says, with what the cloud knows better. */
@@ -71,6 +77,27 @@ export class Views {
       ...(own.length + theirs.length > 0 && { notices: [...own, ...theirs] }),
       ...placeOf({ ...record, type, zone }, true),
       ...(vm.host !== undefined && { host: vm.host }),
+      ...(vm.notice && { disruption: disruptionBy(vm.notice) }),
     };
   }
+
+  /** The machine's host is out of sight, or is seen again. */
+  sawHost(id: string, isSeen: boolean): void {
+    if (isSeen) this.#unseenSince.delete(id);
+    else if (!this.#unseenSince.has(id)) this.#unseenSince.set(id, this.#clock.monotonic());
+  }
+
+  /** Of a machine that is unknown: its host is out of sight for too long for its pod to wait. */
+  disruptionOf(id: string): Disruption | undefined {
+    const since = this.#unseenSince.get(id);
+    if (since === undefined || this.#clock.monotonic() - since < this.#graceMs) return undefined;
+    const seconds = Math.round(this.#graceMs / 1000);
+    return { reason: "HostOutOfSight", message: `the host of its VM has been out of sight for ${seconds} s` };
+  }
 }
+
+const disruptionBy = ({ reason, message, at }: VmNotice): Disruption => ({
+  reason,
+  message,
+  ...(at !== undefined && { at }),
+});

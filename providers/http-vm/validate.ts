@@ -89,6 +89,7 @@ export function tameMachine(machine: Machine, rules: MachineRules): Machine {
     if (container.terminated !== undefined) tameTermination(container.terminated, rules);
     if (container.last !== undefined) tameTermination(container.last, rules);
   }
+  if (machine.disruption !== undefined) tameTexts(machine.disruption);
   for (const notice of machine.notices ?? []) {
     tameTexts(notice);
     tameNames(notice, ["container"], NAME_BYTES);

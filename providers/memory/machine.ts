@@ -49,6 +49,7 @@ export class MemoryMachine implements ContainerHolder {
   readonly #createdAt: string;
   #state: MachineState = "pending";
   #reachability: Machine["reachability"] = "ok";
+  #disruption: Machine["disruption"];
   #version = 0;
   #startedAt: string | undefined;
   #stoppedAt: string | undefined;
@@ -189,6 +190,12 @@ export class MemoryMachine implements ContainerHolder {
     this.#abandonStart();
     this.#cancelKill?.();
     this.#killAll();
+  }
+
+  setDisruption(disruption: Machine["disruption"]): void {
+    this.change(() => {
+      this.#disruption = disruption;
+    });
   }
 
   setReachability(reachability: Machine["reachability"]): void {
@@ -335,6 +342,7 @@ export class MemoryMachine implements ContainerHolder {
       ...(this.#deletedAt === undefined ? {} : { deleted_at: this.#deletedAt }),
       addresses: address === undefined || !this.#sandboxReady ? [] : [{ ip: address }],
       host: "memory",
+      ...(this.#disruption === undefined ? {} : { disruption: this.#disruption }),
       ...(this.#refusal === undefined ? {} : { reason: "UnexpectedAdmissionError", message: this.#refusal }),
       containers: this.#containers.map((container) => {
         const devices = this.isOver ? [] : (this.context.devices.get(container.name) ?? []);

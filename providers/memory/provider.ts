@@ -268,6 +268,11 @@ export class MemoryProvider implements Provider {
     this.#machines.delete(id);
   }
 
+  /** Its host is emptied, or it is taken back: its pod is to go. */
+  setDisruption(id: string, disruption: Machine["disruption"]): void {
+    this.#machines.get(id)?.machine.setDisruption(disruption);
+  }
+
   setReachability(id: string, reachability: Machine["reachability"]): void {
     this.#machines.get(id)?.machine.setReachability(reachability);
   }

@@ -44,7 +44,7 @@ export function resourcePath(r: {
 }
 
 export const podsPath = () => resourcePath({ resource: "pods" });
-export const podPath = (namespace: string, name: string, subresource?: "status" | "binding") =>
+export const podPath = (namespace: string, name: string, subresource?: "status" | "binding" | "eviction") =>
   resourcePath({ resource: "pods", namespace, name, subresource });
 export const nodesPath = () => resourcePath({ resource: "nodes" });
 export const nodePath = (name: string, subresource?: "status") =>

@@ -28,6 +28,8 @@ export type Action =
   | { do: "look" }
   /** Quorum GET of the pod, render its spec, PUT the machine. */
   | { do: "create" }
+  /** Have the API server evict the pod, if its budgets allow that now. */
+  | { do: "evict" }
   | { do: "stop"; graceSeconds: number; verdict?: Verdict }
   /** DELETE the machine, whether it exists or not, and confirm that nothing runs. */
   /** With `ifAbsent` only what is not there: a tombstone that keeps a late create away. */

@@ -133,13 +133,14 @@ export class MachineCache {
    * @returns false when that was known, or something newer is
    */
   putUnknown(unknown: UnknownMachine): boolean {
-    const { id, reason, state, version, revision } = unknown;
+    const { id, reason, state, version, revision, disruption } = unknown;
     const known = this.#machines.get(id);
     if (known !== undefined && version !== undefined && version < known.version) return false;
     const before = this.#unknown.get(id);
     this.#unknown.set(id, unknown);
     if (revision !== undefined) this.#revision = Math.max(this.#revision, revision);
-    if (before?.reason === reason && before.state === state) return false;
+    const isSame = before?.reason === reason && before.state === state;
+    if (isSame && before.disruption?.reason === disruption?.reason) return false;
     this.#tell(id);
     return true;
   }

@@ -22,6 +22,7 @@ import { isDeleting, isTerminal } from "../kube/pod.ts";
 import type { Pod } from "../kube/wire.ts";
 import { isKnownOver, isOver, type Machine, type UnknownMachine } from "../provider/machine.ts";
 import type { Action, Desired, Observed, PlanContext } from "./decision.ts";
+import { outOfTime, planEviction, timeLeft } from "./disruption.ts";
 import { finalStatus, isBehind, statusAction } from "./planned-status.ts";
 import type { PodMemory } from "./pod-memory.ts";
 import { hasRun } from "./status/facts.ts";
@@ -159,7 +160,7 @@ function planLive(pod: Pod, observed: Observed, memory: PodMemory, context: Plan
   switch (observed.kind) {
     case "unknown":
       // Also for a pod that was refused: an agent that is gone may have made its machine.
-      return { do: "wait" };
+      return planEviction(observed.machine, memory, context) ?? { do: "wait" };
     case "absent":
       return hasRun(pod) ? planLost(pod, memory, context) : planUnmade(pod, memory, context);
     case "found":
@@ -216,7 +217,9 @@ function planOver(pod: Pod, machine: Machine, memory: PodMemory, context: PlanCo
 
 /** The machine runs and must not go on: this agent has decided so, or its deadline has passed. */
 function planEnding(pod: Pod, machine: Machine, memory: PodMemory, context: PlanContext): Action | undefined {
-  const verdict = ofMachine(memory.verdict);
+  const { disruption } = machine;
+  const isOutOfTime = disruption !== undefined && timeLeft(pod, disruption, context.now) <= 0;
+  const verdict = ofMachine(memory.verdict) ?? (isOutOfTime ? outOfTime(disruption) : undefined);
   if (memory.stopDeadline === undefined) {
     if (verdict === undefined && !deadline(pod, context.now).passed) return undefined;
     return { do: "stop", graceSeconds: graceOf(pod), verdict: verdict ?? DEADLINE };
@@ -230,6 +233,8 @@ function planEnding(pod: Pod, machine: Machine, memory: PodMemory, context: Plan
 /** The machine runs as it should: the pod says so, and changes of the pod reach the machine. */
 function planRunning(pod: Pod, machine: Machine, memory: PodMemory, context: PlanContext): Action {
   const { now, monotonic, version } = context;
+  const eviction = planEviction(machine, memory, context);
+  if (eviction?.do === "evict") return eviction;
   const mayUpdate = version !== undefined && machine.state !== "stopping";
   const isDue = mayUpdate && version !== memory.appliedVersion;
   const behind = isDue && pod.metadata?.generation !== memory.appliedGeneration;
@@ -237,7 +242,8 @@ function planRunning(pod: Pod, machine: Machine, memory: PodMemory, context: Pla
   if (write?.do === "status") return write;
   const retryMs = memory.retryUpdateAt === undefined ? Infinity : memory.retryUpdateAt - monotonic;
   if (mayUpdate && (isDue || retryMs <= 0)) return { do: "update" };
-  const afterMs = Math.min(deadline(pod, now).afterMs ?? Infinity, retryMs, write?.afterMs ?? Infinity);
+  const endMs = Math.min(deadline(pod, now).afterMs ?? Infinity, timeLeft(pod, machine.disruption, now));
+  const afterMs = Math.min(endMs, retryMs, write?.afterMs ?? Infinity, eviction?.afterMs ?? Infinity);
   return afterMs === Infinity ? { do: "wait" } : { do: "wait", afterMs };
 }
 

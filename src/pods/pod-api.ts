@@ -3,6 +3,7 @@
  * `api-reactions.ts` says; what is thrown here is to be tried again. The caller sees to it that only who may act
  * writes.
  */
+import { isKubeApiError } from "../kube/errors.ts";
 import type { Kube } from "../kube/kube.ts";
 import { podStatusPatch } from "../kube/patch.ts";
 import { podPath, resourcePath } from "../kube/paths.ts";
@@ -23,6 +24,8 @@ type StatusWritten =
   | { kind: "refused"; fields: readonly string[]; message: string }
   /** Nothing was written. A person has to do something about it, but another try may succeed. */
   | { kind: "denied"; error: Error };
+
+const EVICTION_MS = 5_000;
 
 export class PodApi {
   readonly #kube: Kube;
@@ -134,6 +137,32 @@ export class PodApi {
       if (!isGone) throw thrown;
     }
     return { kind: "removed" };
+  }
+
+  /**
+   * Has the API server delete the pod, if it still has this UID and its budgets allow that now.
+   *
+   * @throws to be tried again
+   */
+  async evict(
+    pod: Pod,
+    signal: AbortSignal,
+  ): Promise<{ kind: "evicted" | "gone" } | { kind: "refused" | "denied"; error: Error }> {
+    const { namespace = "", name = "", uid } = pod.metadata ?? {};
+    const deleteOptions = { preconditions: { uid } };
+    const body = { apiVersion: "policy/v1", kind: "Eviction", metadata: { namespace, name }, deleteOptions };
+    try {
+      const path = podPath(namespace, name, "eviction");
+      // A budget's refusal is said at once: it is asked again when that is due, not by the transport.
+      await this.#kube.request({ method: "POST", path, body, signal, timeoutMs: EVICTION_MS, metadataOnly: true });
+      return { kind: "evicted" };
+    } catch (thrown) {
+      if (isKubeApiError(thrown) && thrown.status === 429) return { kind: "refused", error: thrown };
+      const reaction = this.#react("remove", pod, thrown, signal);
+      if (reaction.next === "go_on" || reaction.next === "read") return { kind: "gone" };
+      if (reaction.tell) return { kind: "denied", error: toError(thrown) };
+      throw thrown;
+    }
   }
 
   #react(call: "read" | "status" | "remove", pod: Pod, thrown: unknown, signal: AbortSignal): Reaction {

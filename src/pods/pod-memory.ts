@@ -30,6 +30,8 @@ export interface PodMemory {
   confirmedFor: string | undefined;
   /** When the machine must have ended by the last stop that was accepted; grace included. */
   stopDeadline: number | undefined;
+  /** When the pod's eviction is to be asked for again. */
+  evictAgainAt: number | undefined;
   /**
    * The backend accepted a DELETE while the machine stayed: since when, and when, after how long a pause, it is due
    * again.
@@ -75,6 +77,7 @@ export const newMemory = (): PodMemory => ({
   confirmedVersion: undefined,
   confirmedFor: undefined,
   stopDeadline: undefined,
+  evictAgainAt: undefined,
   burial: undefined,
   buried: false,
   finalized: undefined,

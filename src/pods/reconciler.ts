@@ -107,7 +107,7 @@ export class PodReconciler {
         this.#forget(uid);
         return { kind: "settled" };
       }
-      const outcome = await this.#act(uid, action, desired, signal);
+      const outcome = await this.#act(uid, action, { desired, observed }, signal);
       if (outcome !== undefined) return outcome;
     }
     return { kind: "after", ms: 0 };
@@ -192,7 +192,7 @@ export class PodReconciler {
   async #act(
     uid: string,
     action: Exclude<Action, { do: "wait" | "forget" }>,
-    desired: Desired,
+    { desired, observed }: { desired: Desired; observed: Observed },
     signal: AbortSignal,
   ): Promise<Outcome | undefined> {
     try {
@@ -202,7 +202,11 @@ export class PodReconciler {
           return undefined;
         case "create":
           return await this.#creation.create(uid, podOf(desired), signal);
+        case "evict":
+          return await this.#removal.evict(uid, podOf(desired), observed, signal);
         case "stop":
+          if (action.verdict !== undefined && action.verdict !== DEADLINE)
+            this.#records.update(uid, { verdict: action.verdict });
           await this.#removal.stop(uid, action.graceSeconds, signal);
           if (action.verdict !== undefined) this.#announce(podOf(desired), action.verdict);
           return undefined;

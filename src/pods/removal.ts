@@ -9,6 +9,7 @@ import { isProviderError } from "../provider/errors.ts";
 import { isKnownOver, type Machine } from "../provider/machine.ts";
 import type { DeleteOptions } from "../provider/provider.ts";
 import type { Observed } from "./decision.ts";
+import { EVICT_AGAIN_MS } from "./disruption.ts";
 import type { Outcome } from "./reconciler-options.ts";
 import { reported, type StepContext } from "./step-context.ts";
 
@@ -28,6 +29,23 @@ export class MachineRemoval {
 
   constructor(context: StepContext) {
     this.#context = context;
+  }
+
+  /** Has the API server delete the pod, whose machine its backend is about to take away. */
+  async evict(uid: string, pod: Pod, observed: Observed, signal: AbortSignal): Promise<undefined> {
+    this.#context.guard?.();
+    const { records, clock } = this.#context;
+    const disruption = observed.kind === "absent" ? undefined : observed.machine?.disruption;
+    const isFirst = records.memory(uid).evictAgainAt === undefined;
+    records.update(uid, { evictAgainAt: clock.monotonic() + EVICT_AGAIN_MS });
+    if (isFirst && disruption !== undefined) {
+      const message = `Pod is evicted, for the backend is about to take its machine away: ${disruption.reason}: ${disruption.message}`;
+      this.#context.event(pod, { type: "Warning", reason: "MachineDisruption", message });
+    }
+    const result = await this.#context.api.evict(pod, signal);
+    const isRefused = result.kind === "denied" || result.kind === "refused";
+    if (isRefused && isFirst) reported(this.#context, pod, "FailedEviction", "Pod cannot be evicted yet", result.error);
+    return undefined;
   }
 
   /** Asks the machine to end within its grace period. @throws ProviderError: to be tried again */

@@ -32,6 +32,7 @@ export type ContainerTermination = Schemas["ContainerTermination"];
 export type ContainerState = Schemas["ContainerState"];
 export type MachineNotice = Schemas["MachineNotice"];
 export type Machine = Schemas["Machine"];
+export type Disruption = NonNullable<Machine["disruption"]>;
 export type FileVersion = NonNullable<Machine["file_versions"]>[number];
 
 /**
@@ -44,6 +45,8 @@ export interface UnknownMachine {
   reason: string;
   state?: MachineState;
   version?: number;
+  /** As a machine's own: what is about to befall it is known though it is not. */
+  disruption?: Disruption | undefined;
   /** Of the list or event that it came with; absent when it came in answer to a question about this machine. */
   revision?: number;
 }

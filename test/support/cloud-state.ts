@@ -2,13 +2,14 @@
  * A VM cloud in memory, without time and without faults: names that are unique, entries with compare-and-swap, sizes that are sold out,
  * hosts that are out of sight.
  */
-import type { Entry, InstanceType, Vm, VmRequest, VmState } from "../../providers/cloud/cloud.ts";
+import type { Entry, InstanceType, Vm, VmNotice, VmRequest, VmState } from "../../providers/cloud/cloud.ts";
 import { ProviderError } from "../../src/provider/errors.ts";
 
 export interface CloudVm {
   readonly request: VmRequest;
   state: VmState;
   isSeen: boolean;
+  notice?: VmNotice | undefined;
 }
 
 export interface CloudStateOptions {
@@ -102,7 +103,8 @@ export class CloudState {
   }
 }
 
-const shown = ({ request, state, isSeen }: CloudVm): Vm => ({
+const shown = ({ request, state, isSeen, notice }: CloudVm): Vm => ({
+  notice,
   name: request.name,
   labels: request.labels,
   state,

@@ -11,7 +11,7 @@ import {
   type ResourceAmounts,
   systemClock,
 } from "../../../src/provider/kit/index.ts";
-import type { EntryStore, Vm, VmCloud, VmRequest, VmState } from "../cloud.ts";
+import type { EntryStore, Vm, VmCloud, VmNotice, VmRequest, VmState } from "../cloud.ts";
 import { BIRTH_LABEL } from "../labels.ts";
 import { IncusClient, type IncusReply, type IncusServer } from "./client.ts";
 import { ProfileEntries } from "./entries.ts";
@@ -37,6 +37,11 @@ interface Instance {
   readonly config?: Readonly<Record<string, string>>;
 }
 
+interface Member {
+  readonly server_name: string;
+  readonly status: string;
+}
+
 interface InstanceState {
   readonly network?: Record<string, { addresses?: { family: string; address: string; scope: string }[] }> | null;
 }
@@ -51,6 +56,8 @@ const STOP_SECONDS = 12;
 const REMOVAL_SECONDS = 3;
 /** A start takes less, from when it is written down until the instance is seen to run. */
 const START_MS = 120_000;
+/** So long the state of the cluster's members is believed: one question for all VMs. */
+const MEMBERS_MS = 3_000;
 /** The interface of the VM on `network`. */
 const NIC = "eth0";
 const LABEL = "user.";
@@ -63,6 +70,8 @@ export class IncusCloud implements VmCloud {
   readonly #options: IncusCloudOptions;
   readonly #client: IncusClient;
   readonly #clock: Clock;
+  /** As of `at`, monotonic. */
+  #evacuated: { readonly at: number; readonly names: ReadonlySet<string> } | undefined;
 
   /** @throws ConfigError when a file cannot be read */
   constructor(options: IncusCloudOptions) {
@@ -120,7 +129,26 @@ export class IncusCloud implements VmCloud {
     if (instance === undefined) throw new ProviderError("not_found", `there is no instance ${name}`);
     const isUp = instance.status_code === RUNNING;
     const addresses = isUp ? await this.#addresses(name, options) : [];
-    return vmOf(instance, addresses ?? [], addresses !== undefined, this.#clock.now());
+    const vm = vmOf(instance, addresses ?? [], addresses !== undefined, this.#clock.now());
+    const notice = isUp && vm.host !== undefined ? await this.#noticeOf(vm.host, options) : undefined;
+    return { ...vm, notice };
+  }
+
+  /** That its member is being emptied: `incus cluster evacuate` says so first, then it stops one after the other. */
+  async #noticeOf(member: string, options: CallOptions): Promise<VmNotice | undefined> {
+    const now = this.#clock.monotonic();
+    if (this.#evacuated === undefined || now - this.#evacuated.at > MEMBERS_MS)
+      this.#evacuated = { at: now, names: await this.#evacuatedMembers(options) };
+    if (!this.#evacuated.names.has(member)) return undefined;
+    return { reason: "HostEvacuated", message: `cluster member ${member} is being evacuated` };
+  }
+
+  /** None when it cannot be told: nothing hangs on that but how soon a pod leaves. */
+  async #evacuatedMembers({ signal }: CallOptions): Promise<ReadonlySet<string>> {
+    const query = { recursion: "1" };
+    const reply = await this.#client.ask({ method: "GET", path: "cluster/members", query, signal });
+    const members = reply.error === undefined && Array.isArray(reply.metadata) ? (reply.metadata as Member[]) : [];
+    return new Set(members.flatMap(({ server_name: name, status }) => (status === "Evacuated" ? [name] : [])));
   }
 
   /** Those whose hosts are seen: of the others Incus tells no labels. */

@@ -4,7 +4,7 @@
  */
 import { isSidecar } from "../../resources/pod-resources.ts";
 import { rfc3339 } from "../../util/clock.ts";
-import { isTerminalPhase } from "../../kube/pod.ts";
+import { isDeleting, isTerminal, isTerminalPhase } from "../../kube/pod.ts";
 import type { Pod, PodCondition } from "../../kube/wire.ts";
 import { isOver, type Machine } from "../../provider/machine.ts";
 import { everStarted } from "./facts.ts";
@@ -20,6 +20,8 @@ interface Decided {
   readonly message?: string | undefined;
 }
 
+const DISRUPTED = "DisruptionTarget";
+const BY_NODE = "TerminationByKubelet";
 const RESIZE = ["PodResizePending", "PodResizeInProgress"];
 const OWNED = new Set([
   "PodScheduled",
@@ -43,13 +45,13 @@ export function podConditions(
   const old = pod.status?.conditions ?? [];
   const write = (all: readonly Decided[]) => all.map((each) => written(each, old, generation, input.now));
 
-  const disruption = disruptionOf(outcome);
+  const disruption = disruptionOf(outcome) ?? announced(input, phase);
   const ready = containersReady(pod, containers, phase);
   return [
-    ...old.filter(({ type }) => !OWNED.has(type) && !(disruption !== undefined && type === "DisruptionTarget")),
-    ...write(
-      disruption ? [{ type: "DisruptionTarget", value: true, reason: "TerminationByKubelet", ...disruption }] : [],
+    ...old.filter(
+      (each) => !OWNED.has(each.type) && !(each.type === DISRUPTED && (disruption || isCalledOff(each, input))),
     ),
+    ...write(disruption ? [{ type: DISRUPTED, value: true, reason: BY_NODE, ...disruption }] : []),
     ...(resize === undefined ? old.filter(({ type }) => RESIZE.includes(type)) : write(resizing(resize, phase))),
     ...write([
       { type: "PodReadyToStartContainers", value: !isTerminalPhase(phase) && hasSandbox(machine) },
@@ -60,6 +62,22 @@ export function podConditions(
       ...(hasRestartAllRules(pod) ? [allContainersRestarting(pod, containers, phase)] : []),
     ]),
   ];
+}
+
+/** The backend is about to take the machine away. What the API server says of an eviction that is under way stands. */
+function announced({ pod, machine, ended }: StatusInput, phase: string): { message: string } | undefined {
+  const by = pod.status?.conditions?.find(({ type, status }) => type === DISRUPTED && status === "True")?.reason;
+  const isOthers = by !== undefined && by !== BY_NODE;
+  if (machine?.disruption === undefined || ended || isTerminalPhase(phase) || isOthers) return undefined;
+  const { reason, message } = machine.disruption;
+  return { message: `${reason}: ${message}` };
+}
+
+/** What was said of a pod that goes on after all. */
+function isCalledOff({ reason }: PodCondition, { pod, machine, ended }: StatusInput): boolean {
+  if (ended || isTerminal(pod) || isDeleting(pod) || machine === undefined) return false;
+  const goesOn = !isOver(machine) && machine.state !== "stopping";
+  return reason === BY_NODE && goesOn && machine.disruption === undefined;
 }
 
 function written(

@@ -127,6 +127,30 @@ describe("an instance", () => {
     expect(await cloud.getVm("vm", { signal })).toMatchObject({ state, isSeen: true, type: "small", host: "one" });
   });
 
+  test("on a member that is being evacuated has a notice, until that is over", async () => {
+    let status = "Evacuated";
+    const members = () => [{ server_name: "one", status }];
+    answer = (call) => {
+      if (call.path === "cluster/members") return { metadata: members() };
+      return isInstance(call) ? instance(103) : { metadata: {} };
+    };
+    const notice = { reason: "HostEvacuated", message: "cluster member one is being evacuated" };
+    expect((await cloud.getVm("vm", { signal })).notice).toEqual(notice);
+    await cloud.getVm("vm", { signal });
+    expect(asked.filter(({ path: each }) => each === "cluster/members")).toHaveLength(1);
+    status = "Online";
+    await clock.advance(3_001);
+    expect((await cloud.getVm("vm", { signal })).notice).toBeUndefined();
+  });
+
+  test("has no notice where the state of the members may not be read", async () => {
+    answer = (call) => {
+      if (call.path === "cluster/members") return { status: 403, error: "Forbidden" };
+      return isInstance(call) ? instance(103) : { metadata: {} };
+    };
+    expect(await cloud.getVm("vm", { signal })).toMatchObject({ state: "running", isSeen: true, notice: undefined });
+  });
+
   test("that has run and was stopped is stopped at once", async () => {
     const power = { "volatile.last_state.power": "STOPPED" };
     answer = (call) => (isInstance(call) ? instance(102, JUST_NOW, power) : undefined);

@@ -114,6 +114,24 @@ describe("what is not known is not absent", () => {
     await expect(setup.agent().getPod("m", { signal })).rejects.toEqual(code("unavailable"));
   });
 
+  test("when the VM's host is out of sight, and its pod is to go only after the grace", async () => {
+    const setup = new CloudAgents();
+    const agent = setup.agent();
+    await agent.createPod("m", spec(), { signal });
+    const told = async () => (await agent.getPods({ signal, labels: LABELS })).unknown?.[0];
+    const [vm] = setup.cloud.state.vms.values();
+    vm!.isSeen = false;
+    expect(await told()).toMatchObject({ id: "m", disruption: undefined });
+    await setup.pass(299_000);
+    expect(await told()).toMatchObject({ id: "m", disruption: undefined });
+    await setup.pass(2_000);
+    expect(await told()).toMatchObject({ id: "m", disruption: { reason: "HostOutOfSight" } });
+    vm!.isSeen = true;
+    expect(await told()).toBeUndefined();
+    vm!.isSeen = false;
+    expect(await told()).toMatchObject({ id: "m", disruption: undefined });
+  });
+
   test("when its guest does not answer", async () => {
     const setup = new CloudAgents();
     const agent = setup.agent();
@@ -285,6 +303,21 @@ describe("a deleted machine", () => {
     await setup.pass(3 * 60_000);
     expect(setup.cloud.state.words.size).toBe(0);
   });
+});
+
+test("a notice of a machine's VM is told of the machine, for as long as it holds", async () => {
+  const setup = new CloudAgents();
+  const agent = setup.agent();
+  await agent.createPod("m", spec(), { signal });
+  const [vm] = setup.cloud.state.vms.values();
+  const notice = { reason: "SpotReclaimed", message: "the cloud takes it back", at: "2026-06-01T00:02:00.000Z" };
+  vm!.notice = notice;
+  const before = await agent.getPod("m", { signal });
+  expect(before.disruption).toEqual(notice);
+  vm!.notice = undefined;
+  const after = await agent.getPod("m", { signal });
+  expect(after.disruption).toBeUndefined();
+  expect(after.version).toBeGreaterThan(before.version);
 });
 
 describe("instance types", () => {

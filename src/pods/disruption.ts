@@ -1,0 +1,39 @@
+/**
+ * What becomes of a pod whose machine its backend is about to take away: while there is time it is evicted by the API
+ * server, which keeps to the budgets of its owner; when no more is left than its grace it is ended, as by a node that
+ * shuts down. Pure.
+ */
+import type { Pod } from "../kube/wire.ts";
+import type { Disruption, UnknownMachine } from "../provider/machine.ts";
+import type { Action, PlanContext } from "./decision.ts";
+import type { PodMemory } from "./pod-memory.ts";
+import type { Verdict } from "./status/input.ts";
+
+/** How soon an eviction that was refused, or that nobody has seen the effect of, is asked for again. */
+export const EVICT_AGAIN_MS = 10_000;
+
+/** Evicts the pod, or waits until that is due again; undefined where its machine is to stay. */
+export function planEviction(
+  machine: Pick<UnknownMachine, "disruption" | "state"> | undefined,
+  { evictAgainAt = -Infinity }: PodMemory,
+  { monotonic }: PlanContext,
+): Extract<Action, { do: "evict" | "wait" }> | undefined {
+  if (machine?.disruption === undefined || machine.state === "stopping") return undefined;
+  const afterMs = evictAgainAt - monotonic;
+  return afterMs > 0 ? { do: "wait", afterMs } : { do: "evict" };
+}
+
+/**
+ * Milliseconds until the machine has to be stopped for its pod to have its grace; infinite where nobody knows when it
+ * goes.
+ */
+export function timeLeft(pod: Pod, disruption: Disruption | undefined, now: number): number {
+  if (disruption?.at === undefined) return Infinity;
+  return Date.parse(disruption.at) - (pod.spec?.terminationGracePeriodSeconds ?? 30) * 1000 - now;
+}
+
+/** The kubelet's reason for pods that it ends because their node goes down (nodeshutdown_manager.go). */
+export const outOfTime = ({ reason, message }: Disruption): Verdict => ({
+  reason: "Terminated",
+  message: `${reason}: ${message}`,
+});

@@ -1,0 +1,116 @@
+/** What becomes of pods whose machines their backend is about to take away. */
+import { describe, expect, test } from "vitest";
+import type { KubeRequest } from "../../../src/kube/kube.ts";
+import type { Pod } from "../../../src/kube/wire.ts";
+import { plan } from "../../../src/pods/planner.ts";
+import { newMemory } from "../../../src/pods/pod-memory.ts";
+import { podStatus } from "../../../src/pods/status/pod-status.ts";
+import { pod } from "../../support/builders.ts";
+import { apiError } from "../../support/scripted-kube.ts";
+import { machine, NOW } from "./fixtures.ts";
+import { World } from "./world.ts";
+
+const DISRUPTION = { reason: "HostEvacuated", message: "host h1 is emptied" };
+const isEviction = ({ path }: KubeRequest) => path.endsWith("/eviction");
+const evictions = (world: World) => world.requests.filter(isEviction);
+const target = ({ status }: Pod) => status?.conditions?.find(({ type }) => type === "DisruptionTarget");
+
+async function running(spec: Pod["spec"] | object = {}): Promise<World> {
+  const world = new World(pod({ spec: spec as Record<string, unknown> }));
+  await world.settle();
+  expect(world.pod.status?.phase).toBe("Running");
+  return world;
+}
+
+const disrupt = (world: World, at?: string) =>
+  world.provider.setDisruption(world.provider.machines[0]!.id, at === undefined ? DISRUPTION : { ...DISRUPTION, at });
+
+describe("a pod whose machine is about to be taken away", () => {
+  test("is evicted, by its UID, and told why", async () => {
+    const world = await running();
+    disrupt(world);
+    await world.pass(60_000);
+    const [first] = evictions(world);
+    expect(first).toMatchObject({
+      method: "POST",
+      body: { kind: "Eviction", deleteOptions: { preconditions: { uid: world.pod.metadata!.uid } } },
+    });
+    expect(world.said("MachineDisruption")).toHaveLength(1);
+    expect(world.said("MachineDisruption")[0]).toContain("HostEvacuated: host h1 is emptied");
+  });
+
+  test("goes on while its budget refuses, is asked for again and says what awaits it", async () => {
+    const world = await running();
+    world.onRequest = (request) => {
+      if (isEviction(request)) throw apiError(429, "TooManyRequests");
+    };
+    disrupt(world);
+    await world.pass(65_000);
+    expect(evictions(world).length).toBeGreaterThanOrEqual(5);
+    expect(evictions(world).length).toBeLessThanOrEqual(8);
+    expect(world.said("FailedEviction")).toHaveLength(1);
+    expect(world.pod.status?.phase).toBe("Running");
+    expect(world.provider.machines[0]!.state).toBe("running");
+    expect(target(world.pod)).toMatchObject({
+      status: "True",
+      reason: "TerminationByKubelet",
+      message: "HostEvacuated: host h1 is emptied",
+    });
+  });
+
+  test("says no more of it when it is called off", async () => {
+    const world = await running();
+    world.onRequest = (request) => {
+      if (isEviction(request)) throw apiError(429, "TooManyRequests");
+    };
+    disrupt(world);
+    await world.pass(15_000);
+    expect(target(world.pod)).toBeDefined();
+    world.provider.setDisruption(world.provider.machines[0]!.id, undefined);
+    await world.pass(60_000);
+    expect(target(world.pod)).toBeUndefined();
+    const asked = evictions(world).length;
+    await world.pass(60_000);
+    expect(evictions(world)).toHaveLength(asked);
+  });
+
+  test("is ended with its grace, against its budget, when no more time is left", async () => {
+    const world = await running({ terminationGracePeriodSeconds: 20 });
+    world.onRequest = (request) => {
+      if (isEviction(request)) throw apiError(429, "TooManyRequests");
+    };
+    disrupt(world, new Date(world.clock.now() + 60_000).toISOString());
+    await world.pass(35_000);
+    expect(world.pod.status?.phase).toBe("Running");
+    await world.pass(40_000);
+    expect(world.pod.status).toMatchObject({ phase: "Failed", reason: "Terminated" });
+    expect(target(world.pod)).toMatchObject({ status: "True", reason: "TerminationByKubelet" });
+  });
+});
+
+test("a pod whose machine nobody can see is evicted when the backend says that it is lost for too long", () => {
+  const memory = { ...newMemory() };
+  const context = { now: NOW, monotonic: NOW, hostIPs: [], version: undefined };
+  const desired = { kind: "pod", pod: pod() } as const;
+  const unknown = { id: "m", reason: "out of sight" };
+  expect(plan(desired, { kind: "unknown", machine: unknown }, memory, context)).toEqual({ do: "wait" });
+  const observed = { kind: "unknown", machine: { ...unknown, disruption: DISRUPTION } } as const;
+  expect(plan(desired, observed, memory, context)).toEqual({ do: "evict" });
+  expect(plan(desired, observed, { ...memory, evictAgainAt: NOW + 4_000 }, context)).toEqual({
+    do: "wait",
+    afterMs: 4_000,
+  });
+});
+
+test("what the API server says of an eviction stands", () => {
+  const theirs = { type: "DisruptionTarget", status: "True", reason: "EvictionByEvictionAPI", message: "evicting" };
+  const p = pod({ status: { conditions: [theirs] } });
+  const status = podStatus({
+    pod: p,
+    machine: { ...machine(), disruption: DISRUPTION },
+    hostIPs: [],
+    now: NOW,
+    ended: false,
+  });
+  expect(status.conditions?.find(({ type }) => type === "DisruptionTarget")).toEqual(theirs);
+});
