@@ -1,12 +1,13 @@
 /**
  * An engine as a host has it that was off: nothing of any machine runs, or is there. What is begun on it runs in words
- * only; shims of before the loss of power are asked as ever, by what they have left on the disk.
+ * only; volumes are attached as ever, and shims of before the loss of power are asked, by what they have left on the disk.
  */
 import { ALL_CAPABILITIES } from "../../src/provider/capabilities.ts";
 import { ProviderError } from "../../src/provider/errors.ts";
 import type { Logger } from "../../src/telemetry/logger.ts";
 import type { Engine, ImageStore, MachineHome, Sandbox, Shims } from "../../providers/local/engine.ts";
 import { recordedExit, shimEverStarted, watchShim } from "../../providers/local/shim/client.ts";
+import { LoopVolumes } from "../../providers/local/volumes/loop-files.ts";
 import type { VirtualClock } from "../support/virtual-clock.ts";
 
 export interface Backup {
@@ -30,6 +31,7 @@ export function bareEngine({ begun, clock }: Backup, images: ImageStore): { engi
         Promise.resolve({ imageId: "pulled", image, config: {}, location: "/var/lib/pulled", sizeBytes: 1 }),
       retain: (locations) => images.retain?.(locations),
     },
+    volumes: (place) => new LoopVolumes(place),
     check: () => Promise.resolve([]),
     sweep: () => Promise.resolve(),
     open: (home) => Promise.resolve(sandboxOf(home)),

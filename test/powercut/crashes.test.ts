@@ -31,7 +31,12 @@ const ROUND_MS = 15_000;
 const CRASH_MS = 60_000;
 
 /** What was known when so many operations had been asked of the disk. */
-type Note = { at: number } & ({ id: string; asked: Asked } | { ran: string });
+type Note = { at: number } & (
+  | { id: string; asked: Asked }
+  | { ran: string }
+  | { found: string }
+  | { wrote: string; number: number }
+);
 
 const copy = (from: string, to: string) => runCommand("cp", ["--sparse=always", from, to]);
 
@@ -56,14 +61,15 @@ else
       await registry.push("busybox", await busyboxImage());
       image = `${insideName(registry.host)}/busybox`;
       const host = await EmulatedHost.make(await makeImages(dir), registry.host);
-      const roll = new Roll((ran) => notes.push({ at: log.length, ran }));
+      const roll = new Roll((word) => notes.push({ at: log.length, ...word }));
       try {
         await copy(host.diskFile, join(dir, "empty"));
         host.disk.record(log);
         await host.boot();
-        const workload = new Workload(image, await roll.listen(), (id, asked) =>
-          notes.push({ at: log.length, id, asked: structuredClone(asked) }),
-        );
+        const workload = new Workload(image, await roll.listen(), {
+          machine: (id, asked) => notes.push({ at: log.length, id, asked: structuredClone(asked) }),
+          volume: (wrote) => notes.push({ at: log.length, wrote, number: 0 }),
+        });
         for (let round = 0; round < ROUNDS; round++) {
           await workload.run(host.provider(), random, () => true);
           const until = performance.now() + ROUND_MS * (0.5 + random());
@@ -77,6 +83,10 @@ else
           }
         }
         await host.shell("sync");
+        expect(roll.faults).toEqual([]);
+        // Else there is nothing to lose.
+        expect(roll.runs.size).toBeGreaterThan(0);
+        expect(roll.written.size).toBeGreaterThan(0);
       } finally {
         await host.close();
         roll.close();
@@ -90,7 +100,7 @@ else
       const disks = new CrashedDisks(await fresh(), log);
       await disks.cut(log.length, random, join(dir, "whole"));
       disks.close();
-      trees = (await ask({ disk: join(dir, "whole"), image, machines: [], runs: [] })).trees!;
+      trees = (await ask({ disk: join(dir, "whole"), image, machines: [], volumes: [], runs: [] })).trees!;
       expect(Object.keys(trees)).not.toEqual([]);
     }, 1_200_000);
 
@@ -118,13 +128,15 @@ else
     }
 
     /** What was asked, answered and begun by then. */
-    function known(at: number): Pick<Question, "machines" | "runs"> {
+    function known(at: number): Pick<Question, "machines" | "volumes" | "runs"> {
       const machines = new Map<string, Asked>();
+      const volumes = new Map<string, number>();
       const runs: string[] = [];
       for (const note of notes.filter((each) => each.at <= at))
         if ("ran" in note) runs.push(note.ran);
-        else machines.set(note.id, note.asked);
-      return { machines: [...machines], runs };
+        else if ("wrote" in note) volumes.set(note.wrote, note.number);
+        else if ("id" in note) machines.set(note.id, note.asked);
+      return { machines: [...machines], volumes: [...volumes], runs };
     }
 
     /** After so many operations; most are drawn from where something had been asked for. */
@@ -132,13 +144,14 @@ else
       const disks = new CrashedDisks(await fresh(), log, options);
       const disk = join(dir, "crashed");
       const faults: string[] = [];
-      let [lost, torn, acknowledged] = [0, 0, 0];
+      let [lost, torn, acknowledged, written] = [0, 0, 0, 0];
       try {
         for (const cut of cuts) {
           lost += await disks.cut(cut, random, disk);
-          const { machines, runs } = known(cut);
-          acknowledged += machines.filter(([, { created, deleted }]) => created || deleted).length;
-          const told = await ask({ disk, image, machines, runs, trees });
+          const asked = known(cut);
+          acknowledged += asked.machines.filter(([, { created, deleted }]) => created || deleted).length;
+          written += asked.volumes.filter(([, number]) => number > 0).length;
+          const told = await ask({ disk, image, ...asked, trees });
           torn += told.torn;
           faults.push(...told.faults.map((fault) => `after ${cut} operations: ${fault}`));
         }
@@ -152,6 +165,7 @@ else
             lost,
             torn,
             acknowledged,
+            written,
             faults: faults.length,
           }),
         );
@@ -174,6 +188,6 @@ else
     );
 
     test("a disk that says it has flushed, and has not, is found out", { timeout: 20 * CRASH_MS }, async () => {
-      expect(await faultsAt(drawn(20), { isLying: true })).not.toEqual([]);
+      expect(await faultsAt(drawn(10), { isLying: true })).not.toEqual([]);
     });
   });

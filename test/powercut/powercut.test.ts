@@ -10,6 +10,7 @@ import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import type { ContainerState } from "../../src/provider/machine.ts";
 import { must } from "../e2e/harness/wait.ts";
 import { seeded } from "../simulation/seeded.ts";
+import { containerdPrograms } from "../support/containerd.ts";
 import { leaveOut } from "../support/left-out.ts";
 import { busyboxImage, missingForImages, startRegistry, type TestRegistry } from "../support/registry.ts";
 import { EmulatedHost, insideName, makeImages, missingForHost, type Images, type Patience } from "./host/host.ts";
@@ -30,6 +31,7 @@ const CUT_MS = 1_800_000;
 
 const SLOWLY = { timeoutMs: 300_000 };
 const inTime = () => ({ signal: AbortSignal.timeout(60_000) });
+const programs = await containerdPrograms().catch(() => undefined);
 const missing = [...missingForHost(), ...[missingForImages() ?? []].flat()];
 
 if (missing.length > 0) leaveOut("losses of power", missing);
@@ -50,7 +52,7 @@ else
       registry = await startRegistry();
       await registry.push("busybox", await busyboxImage());
       port = await roll.listen();
-      images = await makeImages(dir);
+      images = await makeImages(dir, programs);
     }, 600_000);
 
     afterAll(async () => {
@@ -75,6 +77,7 @@ else
       });
       expect(faults).toEqual([]);
       expect(runsTwice()).toEqual([]);
+      expect(roll.faults).toEqual([]);
     }
 
     /** All that the backend may have left on its host. */
@@ -82,6 +85,7 @@ else
       return await host!.shell(`
         ls /var/lib/vmlet/state/machines /var/lib/vmlet/state/run /var/lib/vmlet/state/oci/machines
         ls /var/lib/vmlet/state/network | grep -E '^[0-9]+\\.' || true
+        /usr/bin/losetup --list --noheadings
         ip -o link | grep -oE ' (vm|ve)[a-z0-9]*[0-9][^:@]*' | grep -v ' vmlet0' || true
         ls /run/netns 2>/dev/null || true
         grep -oE ' /var/lib/vmlet/state/[^ ]*' /proc/mounts || true
@@ -94,6 +98,7 @@ else
       cutsOfDisk = 0;
       // Its machines have the same names again.
       roll.runs.clear();
+      roll.written.clear();
       const made = await EmulatedHost.make(images, registry.host);
       workload = new Workload(`${insideName(registry.host)}/busybox`, port);
       await made.boot();
@@ -211,64 +216,72 @@ else
       });
     });
 
-    test("containers are held to profiles of AppArmor where the kernel has it", { timeout: CUT_MS }, async () => {
-      await host?.close();
-      host = await EmulatedHost.make(images, registry.host, "security=apparmor apparmor=1");
-      await explained("AppArmor", async () => {
-        await host!.boot();
-        const provider = host!.provider();
-        expect((await provider.getInfo(inTime())).capabilities).toContain("apparmor");
-        // Of root's own rights this profile takes one away, and nothing else does.
-        const profile = `profile strict flags=(attach_disconnected,mediate_deleted) { file, network, capability, deny /tmp/secret rw, }`;
-        const loaded = await host!.shell(
-          `echo '${profile}' >/run/strict; apparmor_parser -r /run/strict; echo $?`,
-          SLOWLY,
-        );
-        expect(loaded).toMatch(/^0$/m);
-        const say =
-          '{ tr -d "\\\\0" < /proc/self/attr/current; echo > /tmp/secret && echo written; echo > /tmp/other && echo other; } > /dev/termination-log';
-        const run = async (id: string, apparmor?: string) => {
-          const container = {
-            name: "a",
-            image: `${insideName(registry.host)}/busybox`,
-            command: ["sh", "-c", say],
-            ...(apparmor === undefined ? {} : { security: { apparmor } }),
-          };
-          const spec = { labels: {}, restart_policy: "never" as const, containers: [container] };
-          await host!.waitFor(
-            `the creation of ${id}`,
-            CLEAN,
-            async () => void (await provider.createPod(id, spec, inTime())),
-          );
-          let found: ContainerState | undefined;
-          await host!.waitFor(`what becomes of ${id}`, REST, async () => {
-            found = (await provider.getPod(id, inTime())).containers[0];
-            must(found?.terminated !== undefined || found?.reason === "CreateContainerError", inspect(found));
-          });
-          return found?.terminated?.message ?? found?.message;
-        };
-        const told = {
-          usual: await run("usual"),
-          asked: await run("asked", "runtime_default"),
-          strict: await run("strict", "localhost/strict"),
-          unknown: await run("unknown", "localhost/unknown"),
-        };
-        const usual = "vmlet-default (enforce)\nwritten\nother\n";
-        expect(told).toEqual({
-          usual,
-          asked: usual,
-          strict: "strict (enforce)\nother\n",
-          unknown: expect.stringContaining("apparmor profile not found unknown"),
+    const profiles = { oci: "vmlet-default", cri: "cri-containerd.apparmor.d" } as const;
+    test.each(programs === undefined ? (["oci"] as const) : (["oci", "cri"] as const))(
+      "containers of engine %s are held to profiles of AppArmor where the kernel has it",
+      { timeout: CUT_MS },
+      async (engine) => {
+        await host?.close();
+        host = await EmulatedHost.make(images, registry.host, {
+          engine,
+          kernelOptions: "security=apparmor apparmor=1",
         });
-        // Root itself, with all capabilities, may not mount under the usual one.
-        const mount = "mount -t tmpfs tmpfs /mnt";
-        const tried = await host!.shell(
-          `
-          mkdir -p /mnt; ${mount} && echo free; umount /mnt
-          sh -c 'echo "exec vmlet-default" >/proc/self/attr/exec && exec ${mount}' 2>/dev/null && echo free || echo held`,
-          SLOWLY,
+        await explained("AppArmor", () => apparmor(host!, profiles[engine]));
+      },
+    );
+
+    /** @param own the profile of containers that ask for none */
+    async function apparmor(on: EmulatedHost, own: string): Promise<void> {
+      await on.boot();
+      const provider = on.provider();
+      expect((await provider.getInfo(inTime())).capabilities).toContain("apparmor");
+      // Of root's own rights this profile takes one away, and nothing else does.
+      const profile = `profile strict flags=(attach_disconnected,mediate_deleted) { file, network, capability, deny /tmp/secret rw, }`;
+      const loaded = await on.shell(`echo '${profile}' >/run/strict; apparmor_parser -r /run/strict; echo $?`, SLOWLY);
+      expect(loaded).toMatch(/^0$/m);
+      const say =
+        '{ tr -d "\\\\0" < /proc/self/attr/current; echo > /tmp/secret && echo written; echo > /tmp/other && echo other; } > /dev/termination-log';
+      const run = async (id: string, apparmor?: string) => {
+        const container = {
+          name: "a",
+          image: `${insideName(registry.host)}/busybox`,
+          command: ["sh", "-c", say],
+          ...(apparmor === undefined ? {} : { security: { apparmor } }),
+        };
+        const spec = { labels: {}, restart_policy: "never" as const, containers: [container] };
+        await on.waitFor(
+          `the creation of ${id}`,
+          CLEAN,
+          async () => void (await provider.createPod(id, spec, inTime())),
         );
-        expect(tried.split("\n")).toEqual(["free", "held"]);
+        let found: ContainerState | undefined;
+        await on.waitFor(`what becomes of ${id}`, REST, async () => {
+          found = (await provider.getPod(id, inTime())).containers[0];
+          must(found?.terminated !== undefined || found?.reason === "CreateContainerError", inspect(found));
+        });
+        return found?.terminated?.message ?? found?.message;
+      };
+      const told = {
+        usual: await run("usual"),
+        asked: await run("asked", "runtime_default"),
+        strict: await run("strict", "localhost/strict"),
+        unknown: await run("unknown", "localhost/unknown"),
+      };
+      const usual = `${own} (enforce)\nwritten\nother\n`;
+      expect(told).toEqual({
+        usual,
+        asked: usual,
+        strict: "strict (enforce)\nother\n",
+        unknown: expect.stringContaining("apparmor profile not found unknown"),
       });
-    });
+      // Root itself, with all capabilities, may not mount under the usual one.
+      const mount = "mount -t tmpfs tmpfs /mnt";
+      const tried = await on.shell(
+        `
+          mkdir -p /mnt; ${mount} && echo free; umount /mnt
+          sh -c 'echo "exec ${own}" >/proc/self/attr/exec && exec ${mount}' 2>/dev/null && echo free || echo held`,
+        SLOWLY,
+      );
+      expect(tried.split("\n")).toEqual(["free", "held"]);
+    }
   });

@@ -9,11 +9,12 @@ import type { Random } from "../../src/util/random.ts";
 export type Kind = "for ever" | "to its end" | "never again";
 
 /** Over HTTP, or what answers it. */
-type Backend = Pick<Provider, "createPod" | "getPod" | "deletePod">;
+type Backend = Pick<Provider, "createPod" | "getPod" | "deletePod" | "volumes">;
 
 const KINDS: readonly Kind[] = ["for ever", "to its end", "never again"];
 const LASTING_S = 1_000_000;
 const CALL_MS = 60_000;
+const VOLUME_BYTES = 16 * 2 ** 20;
 
 export interface Asked {
   kind: Kind;
@@ -25,24 +26,53 @@ export interface Asked {
   told?: Machine;
 }
 
-/** Counts the containers that have begun, by a word that each sends at once: no loss of power can take that back. */
+/** A volume that outlives machines. */
+export interface AskedVolume {
+  created: boolean;
+  /** The last number that its machine has said to be flushed there. */
+  written: number;
+}
+
+/** What a container says, a line each: that it has begun, what it has found on its volume, what it has written there. */
+type Word = { ran: string } | { found: string; number: number } | { wrote: string; number: number };
+
+function wordOf(line: string): Word | undefined {
+  const [what = "", volume, number] = line.trim().split(" ");
+  if (what === "") return undefined;
+  if (volume === undefined) return { ran: what };
+  return what === "found" ? { found: volume, number: Number(number) } : { wrote: volume, number: Number(number) };
+}
+
+/** Hears what containers say, at once: no loss of power can take that back. */
 export class Roll {
+  /** How often containers have begun, by machine. */
   readonly runs = new Map<string, number>();
+  /** The last number that was written to each volume. */
+  readonly written = new Map<string, number>();
+  /** What cannot be, by that. */
+  readonly faults: string[] = [];
   readonly #server: Server;
 
-  /** @param onRun hears of each, when it is counted */
-  constructor(onRun: (id: string) => void = () => {}) {
+  /** @param onWord hears each too, when it is taken in */
+  constructor(onWord: (word: Word) => void = () => {}) {
     this.#server = createServer((connection) => {
       let text = "";
       connection.on("error", () => {});
       connection.on("data", (chunk: Buffer) => (text += chunk.toString()));
       connection.on("close", () => {
-        const id = text.trim();
-        if (id === "") return;
-        this.runs.set(id, (this.runs.get(id) ?? 0) + 1);
-        onRun(id);
+        const word = wordOf(text);
+        if (word === undefined) return;
+        this.#take(word);
+        onWord(word);
       });
     });
+  }
+
+  #take(word: Word): void {
+    if ("ran" in word) this.runs.set(word.ran, (this.runs.get(word.ran) ?? 0) + 1);
+    else if ("wrote" in word) this.written.set(word.wrote, word.number);
+    else if (word.number < (this.written.get(word.found) ?? 0))
+      this.faults.push(`${word.number} is on volume ${word.found}, where ${this.written.get(word.found)} was flushed`);
   }
 
   async listen(): Promise<number> {
@@ -55,28 +85,40 @@ export class Roll {
   }
 }
 
+interface Listener {
+  machine?: (id: string, asked: Asked) => void;
+  volume?: (id: string) => void;
+}
+
 export class Workload {
   readonly machines = new Map<string, Asked>();
+  readonly volumes = new Map<string, AskedVolume>();
   readonly #image: string;
   readonly #rollPort: number;
-  readonly #onChange: (id: string, asked: Asked) => void;
+  readonly #hears: Listener;
   #serial = 0;
 
-  /** @param onChange hears of all that is asked and answered */
-  constructor(image: string, rollPort: number, onChange: (id: string, asked: Asked) => void = () => {}) {
+  /** @param hears of all that is asked and answered */
+  constructor(image: string, rollPort: number, hears: Listener = {}) {
     this.#image = image;
     this.#rollPort = rollPort;
-    this.#onChange = onChange;
+    this.#hears = hears;
   }
 
   #changed(id: string, change: Partial<Asked>): void {
     const asked = Object.assign(this.machines.get(id)!, change);
-    this.#onChange(id, { ...asked });
+    this.#hears.machine?.(id, { ...asked });
   }
 
-  #spec(id: string, kind: Kind): MachineSpec {
+  #spec(id: string, kind: Kind, volume?: string): MachineSpec {
     const then = kind === "to its end" ? "exit 7" : `sleep ${LASTING_S}`;
-    const command = ["sh", "-c", `echo ${id} | timeout 20 nc -w 5 10.0.2.2 ${this.#rollPort}; ${then}`];
+    const say = (word: string) => `echo ${word} | timeout 20 nc -w 5 10.0.2.2 ${this.#rollPort}`;
+    // Told only when it is on the disk. Of four digits: a loss of power leaves the one or the other.
+    const count = `n=$(cat /volume/n || echo 1000); ${say(`found ${volume} $n`)}
+      for i in 1 2 3 4; do
+        n=$((n + 1)); echo $n | dd of=/volume/n conv=fsync,notrunc && ${say(`wrote ${volume} $n`)}
+      done`;
+    const command = ["sh", "-c", [say(id), ...(volume === undefined ? [] : [count]), then].join("\n")];
     return {
       labels: { kind },
       restart_policy: kind === "for ever" ? "always" : "never",
@@ -84,6 +126,7 @@ export class Workload {
       volumes: [
         { type: "empty_dir", name: "data", medium: "disk" },
         { type: "files", name: "files", version: "1", files: [{ path: "a", mode: 0o644, content_b64: "YQ==" }] },
+        ...(volume === undefined ? [] : [{ type: "persistent" as const, name: "volume", volume }]),
       ],
       containers: [
         {
@@ -93,6 +136,7 @@ export class Workload {
           mounts: [
             { volume: "data", path: "/data" },
             { volume: "files", path: "/files" },
+            ...(volume === undefined ? [] : [{ volume: "volume", path: "/volume" }]),
           ],
         },
       ],
@@ -103,18 +147,32 @@ export class Workload {
   async run(provider: Backend, random: Random, isOn: () => boolean): Promise<void> {
     const asked: Promise<void>[] = [];
     for (const kind of KINDS) asked.push(this.#create(provider, `m${++this.#serial}`, kind));
+    asked.push(this.#createWithVolume(provider, `m${++this.#serial}`));
     for (const [id, machine] of this.machines)
       if (machine.created && !machine.isUnwanted && random() < 0.4) asked.push(this.#delete(provider, id));
     await Promise.all(asked);
     if (isOn()) await this.look(provider);
   }
 
-  async #create(provider: Backend, id: string, kind: Kind): Promise<void> {
+  async #createWithVolume(provider: Backend, id: string): Promise<void> {
+    const volume = `v${id}`;
+    const asked: AskedVolume = { created: false, written: 0 };
+    this.volumes.set(volume, asked);
+    const spec = { labels: {}, size_bytes: VOLUME_BYTES, mode: "filesystem" as const };
+    const signal = AbortSignal.timeout(CALL_MS);
+    // One that the backend refuses is one of these, too.
+    if ((await provider.volumes!.create(volume, spec, { signal }).catch(() => {})) === undefined) return;
+    asked.created = true;
+    this.#hears.volume?.(volume);
+    await this.#create(provider, id, "for ever", volume);
+  }
+
+  async #create(provider: Backend, id: string, kind: Kind, volume?: string): Promise<void> {
     const asked: Asked = { kind, created: false, deleted: false, isUnwanted: false };
     this.machines.set(id, asked);
     this.#changed(id, {});
     const reply = await provider
-      .createPod(id, this.#spec(id, kind), { signal: AbortSignal.timeout(CALL_MS) })
+      .createPod(id, this.#spec(id, kind, volume), { signal: AbortSignal.timeout(CALL_MS) })
       .catch(() => {});
     if (reply === undefined) return;
     this.#changed(id, { created: true, told: asked.told ?? reply });

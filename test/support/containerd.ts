@@ -8,13 +8,18 @@ import { cached } from "../e2e/harness/cache.ts";
 /** Why tests with a containerd of their own cannot run here; undefined when they can. */
 export async function missingForContainerd(): Promise<string | undefined> {
   try {
-    const programs = { containerd: await buildContainerd(), "containerd-shim-runc-v2": await buildContainerdShim() };
-    await putOnPath({ ...programs, ...(await newestRunc()) });
+    process.env["PATH"] = `${await containerdPrograms()}:${process.env["PATH"] ?? ""}`;
   } catch (thrown) {
     return `containerd, which cannot be built: ${String(thrown)}`;
   }
   const problems = OwnContainerd.check();
   return problems.length === 0 ? undefined : problems.map(({ problem }) => problem).join(", ");
+}
+
+/** A folder with links to containerd, its shim and runc. @throws when they cannot be built */
+export async function containerdPrograms(): Promise<string> {
+  const programs = { containerd: await buildContainerd(), "containerd-shim-runc-v2": await buildContainerdShim() };
+  return await folderOf({ ...programs, ...(await newestRunc()) });
 }
 
 /** Why there is no runc newer than the host's, for tests that need one; undefined when there is. */
@@ -35,11 +40,10 @@ async function newestRunc(): Promise<{ runc?: string }> {
 }
 
 /** @param programs by the names that they are to have there */
-async function putOnPath(programs: Readonly<Record<string, string>>): Promise<void> {
+async function folderOf(programs: Readonly<Record<string, string>>): Promise<string> {
   const names = Object.values(programs).map((path) => path.slice(-16));
-  const folder = await cached(`containerd-bin-${names.join("-")}`, async (temporary) => {
+  return await cached(`containerd-bin-${names.join("-")}`, async (temporary) => {
     mkdirSync(temporary);
     for (const [name, path] of Object.entries(programs)) symlinkSync(path, join(temporary, name));
   });
-  process.env["PATH"] = `${folder}:${process.env["PATH"] ?? ""}`;
 }

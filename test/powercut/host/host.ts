@@ -52,8 +52,12 @@ export interface Images {
   system: string;
 }
 
-/** The kernel comes from the cache; what runs is of this checkout. @param folder for the latter */
-export async function makeImages(folder: string): Promise<Images> {
+/**
+ * The kernel comes from the cache; what runs is of this checkout.
+ * @param folder for the latter
+ * @param programs a folder of containerd, its shim and runc, for engine cri; absent: it will not run
+ */
+export async function makeImages(folder: string, programs?: string): Promise<Images> {
   const sources = ["image.sh", "initramfs-init"].map((name) => readFile(join(import.meta.dirname, name)));
   const { stdout } = await runCommand("apt-cache", ["depends", "linux-image-cloud-amd64"]);
   const kernel = await cached(
@@ -67,7 +71,8 @@ export async function makeImages(folder: string): Promise<Images> {
   await assemble(join(folder, "application"));
   const guest = new GuestImage({ dir: defaultGuestDir(), clock: systemClock, logger: silentLogger });
   await guest.ready();
-  await runCommand("bash", [SCRIPT, "system", folder, join(folder, "application"), defaultGuestDir()]);
+  const system = ["system", folder, join(folder, "application"), defaultGuestDir(), ...(programs ? [programs] : [])];
+  await runCommand("bash", [SCRIPT, ...system]);
   return { vmlinuz: join(kernel, "vmlinuz"), initrd: join(kernel, "initrd"), system: join(folder, "system") };
 }
 
@@ -96,9 +101,13 @@ export class EmulatedHost {
 
   /**
    * @param registry `127.0.0.1:PORT` here, from which it pulls by `registryName`
-   * @param kernelOptions more of them for its kernel's command line
+   * @param options.kernelOptions more of them for its kernel's command line
    */
-  static async make(images: Images, registry: string, kernelOptions = ""): Promise<EmulatedHost> {
+  static async make(
+    images: Images,
+    registry: string,
+    { engine = "oci", kernelOptions = "" }: { engine?: "oci" | "cri"; kernelOptions?: string } = {},
+  ): Promise<EmulatedHost> {
     const dir = await mkdtemp(join(tmpdir(), "vmlet-powercut-"));
     await writeFile(join(dir, "disk"), "");
     await truncate(join(dir, "disk"), DISK_BYTES);
@@ -107,7 +116,7 @@ export class EmulatedHost {
       apiVersion: "vmlet.dev/v1",
       kind: "BackendConfig",
       stateDir: "/var/lib/vmlet/state",
-      engine: { type: "oci", images: { insecureRegistries: [insideName(registry)] } },
+      engine: { type: engine, images: { insecureRegistries: [insideName(registry)] } },
       listen: { address: "10.0.2.15", port: 8080 },
       tokenFile: "/etc/vmlet/token",
       // In memory it is gone with the power, and every machine has failed.

@@ -1,7 +1,9 @@
 #!/bin/bash
 # Makes a host from Debian packages, without installing anything: vmlinuz and initrd (the cloud kernel and what it needs to
 # find its root), and system (everything else, as a squashfs): the kernel's modules, the programs that engine oci needs, as
-# they are installed here, AppArmor's parser and profiles, the application, and the launcher of a guest image. Usage: image.sh kernel FOLDER, once; then image.sh system FOLDER APPLICATION GUEST.
+# they are installed here, those of volumes, AppArmor's parser and profiles, the application, the launcher of a guest image,
+# and, for engine cri, what is in a folder of programs, with CNI's plugins.
+# Usage: image.sh kernel FOLDER, once; then image.sh system FOLDER APPLICATION GUEST [PROGRAMS].
 # Needs: apt-get, dpkg-deb, cpio, ldd, mksquashfs, busybox-static and what `vmlet backend check` asks for.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -65,10 +67,17 @@ system() {
   ln -s bin "$root/usr/sbin"
   cp "$(command -v busybox)" "$root/usr/bin/busybox"
   for applet in $(busybox --list); do [ "$applet" = busybox ] || ln -s busybox "$root/usr/bin/$applet"; done
-  for tool in bash cp du flock ip mount nft nsenter rm runc skopeo tar umoci umount unshare; do
+  for tool in bash cp du flock ip mount nft nsenter rm runc skopeo tar umoci umount unshare \
+    losetup dd fallocate mkfs.ext4 debugfs e2fsck resize2fs find; do
     rm -f "$root/usr/bin/$tool"
     program "$(command -v "$tool")"
   done
+  cp /etc/mke2fs.conf "$root/etc/"
+  if [ -n "${5:-}" ]; then
+    mkdir -p "$root/usr/lib/cri" "$root/usr/lib/cni"
+    cp -L "$5"/* "$root/usr/lib/cri/"
+    cp -L /usr/lib/cni/{bridge,host-local,loopback} "$root/usr/lib/cni/"
+  fi
   program "$out/apparmor/apparmor_parser"
   cp -r "$out/apparmor/apparmor.d" "$root/etc/"
   program "$3/app/bin/node"
