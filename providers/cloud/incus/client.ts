@@ -186,7 +186,8 @@ function replyOf(status: number, text: string): IncusReply {
   return {
     status,
     metadata,
-    operation: typeof operation === "string" && operation !== "" ? operation : undefined,
+    // That of another member is told with a query.
+    operation: told(operation).split("?", 1)[0] || undefined,
     error: isRefusal ? told(error) || `status ${status}` : undefined,
   };
 }

@@ -221,6 +221,17 @@ describe("an order", () => {
     await expect(create()).rejects.toMatchObject({ code, message: expect.stringContaining(error) as unknown });
   });
 
+  test("that another member carries out, whose operation is told with a query, is waited for", async () => {
+    answer = ({ method, path: each }) => {
+      const failed = { status_code: 400, err: "Reached maximum number of instances" };
+      if (each === "operations/o/wait") return { metadata: failed };
+      if (method === "POST") return { status: 202, operation: "/1.0/operations/o?project=p" };
+      return each.startsWith("operations") ? { metadata: { status_code: 103 } } : undefined;
+    };
+    const order = cloud.createVm({ name: "vm", type: SMALL, labels }, { signal });
+    await expect(order).rejects.toMatchObject({ code: "quota" });
+  });
+
   test("whose instance was made and did not start leaves none", async () => {
     let isThere = true;
     answer = (call) => {
