@@ -2,7 +2,7 @@
 import type { Capability } from "../../src/provider/kit/index.ts";
 
 interface Declared {
-  engine: { readonly capabilities: readonly Capability[] };
+  engine: { readonly capabilities: readonly Capability[]; readonly hasCdi?: boolean | undefined };
   /** Whether the host's owner offers volumes that outlive machines, where the engine has them. Default: yes. */
   persistentVolumes?: boolean | undefined;
   /** Absent: plugins of this host are not served. */
@@ -20,5 +20,7 @@ export function capabilitiesOf(
   if (persistentVolumes === false) for (const each of VOLUME_CAPABILITIES) capabilities.delete(each);
   if (tellsCapacity) capabilities.add("capacity");
   if (plugins !== undefined) capabilities.add("devices");
+  // What drivers give to a container, they give in the Container Device Interface alone.
+  if (plugins !== undefined && engine.hasCdi === true) capabilities.add("resource_claims");
   return [...capabilities];
 }

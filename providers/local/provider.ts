@@ -160,6 +160,7 @@ export class LocalProvider implements Provider {
       store,
       shims: options.shims ?? options.engine.keeper ?? processShims(options),
       devices: this.#plugins?.devices,
+      claims: this.#plugins?.claims,
       clock: options.clock,
       logger: options.logger,
       starts: new SharedPlaces(options.startConcurrency ?? START_CONCURRENCY),

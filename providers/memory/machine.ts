@@ -57,6 +57,7 @@ export class MemoryMachine implements ContainerHolder {
   #sandboxReady = false;
   #isDeleting = false;
   #refusal: string | undefined;
+  #held: string | undefined;
   #discarded = false;
   #notices: MachineNotice[] = [];
   #noticeSeq = 0;
@@ -122,6 +123,11 @@ export class MemoryMachine implements ContainerHolder {
       this.#refusal = message;
       this.#stoppedAt = this.#now();
     });
+  }
+
+  /** It is not begun: something that it needs is not there. */
+  hold(message: string): void {
+    this.change(() => void (this.#held = message));
   }
 
   /** A shorter grace than that of a stop under way shortens it. */
@@ -344,6 +350,7 @@ export class MemoryMachine implements ContainerHolder {
       host: "memory",
       ...(this.#disruption === undefined ? {} : { disruption: this.#disruption }),
       ...(this.#refusal === undefined ? {} : { reason: "UnexpectedAdmissionError", message: this.#refusal }),
+      ...(this.#held !== undefined && !this.isOver && { message: this.#held }),
       containers: this.#containers.map((container) => {
         const devices = this.isOver ? [] : (this.context.devices.get(container.name) ?? []);
         return { ...container.render(), ...(devices.length > 0 && { devices: [...devices] }) };

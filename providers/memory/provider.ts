@@ -341,6 +341,8 @@ export class MemoryProvider implements Provider {
     }
     const { stages } = this.#options;
     const devices = this.#chooseDevices(spec);
+    // There are none here.
+    const driver = spec.resource_claims?.find(({ drivers }) => drivers.length > 0)?.drivers[0];
     const machine = new MemoryMachine(id, structuredClone(spec), fingerprint, {
       clock: this.#clock,
       stages: {
@@ -355,6 +357,7 @@ export class MemoryProvider implements Provider {
       devices: devices ?? new Map(),
     });
     if (devices === undefined) machine.refuse("Allocate failed due to too few devices");
+    else if (driver !== undefined) machine.hold(`DRA driver ${driver} is not registered`);
     else machine.start();
     return this.#find(id);
   }

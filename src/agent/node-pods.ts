@@ -11,6 +11,7 @@ import { parseMachineId } from "../podspec/machine-id.ts";
 import { PodRenderer } from "../podspec/pod-renderer.ts";
 import { ExecCredentials } from "../podspec/references/credential-provider.ts";
 import { withoutSecrets } from "../podspec/references/pod-secrets.ts";
+import { PodClaims } from "../podspec/references/claims.ts";
 import { DISK_PREFIX, PodDisks } from "../podspec/references/disks.ts";
 import { ReferenceCache } from "../podspec/references/references.ts";
 import { TokenManager } from "../podspec/references/tokens.ts";
@@ -61,12 +62,14 @@ export function createPods(options: NodeAgentOptions, acting: Kube, backend: Bac
   const trustBundles = new TrustBundles({ kube: acting, clock, random, logger, onChange: changed, onDenied });
   const allocation = new NodeAllocation();
   const { volumesInUse, disks } = createDisks(options, acting, own, changed);
+  const claims = new PodClaims({ kube: acting, clock, random, onChange: changed });
   const renderer = new PodRenderer({
     kube: acting,
     references,
     tokens,
     trustBundles,
     disks,
+    claims,
     node: () => own.current,
     facts: () => nodeFacts(options, own),
     backend: () => backend.forPods(),
@@ -129,6 +132,7 @@ export function createPods(options: NodeAgentOptions, acting: Kube, backend: Bac
       tokens.close();
       trustBundles.close();
       disks.close();
+      claims.close();
       prober?.close();
     },
   };

@@ -139,6 +139,17 @@ function diskPermissions(nodeName: string): Permission[] {
       exampleOf: "workloads" as const,
       purpose,
     },
+    {
+      attributes: {
+        verb: "get",
+        group: "resource.k8s.io",
+        resource: "resourceclaims",
+        namespace: "default",
+        name: "probe",
+      },
+      exampleOf: "workloads" as const,
+      purpose: "pods with resource claims stay Pending",
+    },
     { attributes: { verb: "get", resource: "persistentvolumes" }, purpose },
     { attributes: { verb: "get", group: "storage.k8s.io", resource: "volumeattachments" }, purpose },
     { attributes: { verb: "create", group: "storage.k8s.io", resource: "csinodes" }, purpose },

@@ -3,6 +3,7 @@
  * Objects in caches are raw JSON, never client-node instances, and readonly by type rather than by copying.
  */
 import type {
+  ResourceV1ResourceClaim,
   V1ConfigMap,
   V1Container,
   V1ContainerStatus,
@@ -48,6 +49,7 @@ export type Service = DeepReadonly<Wire<V1Service>>;
 export type PersistentVolumeClaim = DeepReadonly<Wire<V1PersistentVolumeClaim>>;
 export type PersistentVolume = DeepReadonly<Wire<V1PersistentVolume>>;
 export type VolumeAttachment = DeepReadonly<Wire<V1VolumeAttachment>>;
+export type ResourceClaim = DeepReadonly<Wire<ResourceV1ResourceClaim>>;
 export type CsiNode = DeepReadonly<Wire<V1CSINode>>;
 
 /** Anything that the API server stores. */

@@ -19,6 +19,8 @@ export const POD_LIMITS = {
   volumes: 1000,
   /** Volumes by claims: each is read for with three requests, again and again until it is there. */
   disks: 128,
+  /** ResourceClaims of Dynamic Resource Allocation. */
+  claims: 64,
   /** ConfigMaps and Secrets: each is read and watched. */
   references: 200,
   /** Of all ConfigMaps and Secrets together. */

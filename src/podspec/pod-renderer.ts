@@ -26,6 +26,7 @@ import { containerResources } from "./render/machine-resources.ts";
 import type { Backend, NodeFacts, PodEvent, References, MachineChange, Rendered } from "./types.ts";
 import { PodSecrets, saysSomething } from "./references/pod-secrets.ts";
 import { credentialsVersion, registryAuth, wouldLoseCredentials } from "./references/pull-secrets.ts";
+import type { PodClaims } from "./references/claims.ts";
 import type { PodDisks } from "./references/disks.ts";
 import { podReferences, type ReferenceCache } from "./references/references.ts";
 import { podShapeProblem, renderEphemeralContainers, renderMachineSpec, sandboxFailed } from "./render/render.ts";
@@ -43,6 +44,7 @@ export interface PodRendererOptions {
   tokens: TokenManager;
   trustBundles: TrustBundles;
   disks: PodDisks;
+  claims: PodClaims;
   /** This node as the API server has it; undefined until it is registered. */
   node: () => Node | undefined;
   facts: () => NodeFacts;
@@ -105,7 +107,7 @@ export class PodRenderer {
 
     const runtimeClass = checkRuntimeClass(
       pod,
-      await this.#runtimeHandler(pod, signal),
+      await handlerOf(this.#options.kube, pod, signal),
       this.#options.backend().runtimeHandlers ?? [],
       this.#options.runtimeHandlers ?? [],
     );
@@ -318,6 +320,7 @@ export class PodRenderer {
     this.#options.tokens.release(podUid);
     this.#options.trustBundles.release(podUid);
     this.#options.disks.release(podUid);
+    this.#options.claims.release(podUid);
   }
 
   /** Undefined when the pod may run. */
@@ -423,12 +426,14 @@ export class PodRenderer {
     return this.#options.backend().capabilities.has("volumes.files");
   }
 
-  /** As `#read`, with the pod's persistent volumes: a machine that is there has its own. */
+  /** As `#read`, with the pod's persistent volumes and claims: a machine that is there has its own. */
   async #readAll(pod: Pod, signal: AbortSignal): Promise<Read> {
     const disks = await this.#options.disks.read(pod, signal).catch(overBudget);
     if (typeof disks === "string") return { ok: false, problem: disks };
+    const claims = await this.#options.claims.read(pod, signal).catch(overBudget);
+    if (typeof claims === "string") return { ok: false, problem: claims };
     const read = await this.#read(pod, signal);
-    return read.ok ? { ...read, references: { ...read.references, disks } } : read;
+    return read.ok ? { ...read, references: { ...read.references, disks, claims } } : read;
   }
 
   /**
@@ -455,20 +460,20 @@ export class PodRenderer {
         return { ok: true, references: { ...this.#options.references.references(pod), tokens, trustBundles }, sources };
     }
   }
+}
 
-  async #runtimeHandler(pod: Pod, signal: AbortSignal): Promise<HandlerLookup | undefined> {
-    const name = pod.spec?.runtimeClassName;
-    if (name === undefined || name === "") return undefined;
-    try {
-      const path = resourcePath({ group: "node.k8s.io", resource: "runtimeclasses", name });
-      const runtimeClass = await this.#options.kube.request<{ handler: string }>({ method: "GET", path, signal });
-      return { kind: "found", handler: runtimeClass.handler };
-    } catch (thrown) {
-      signal.throwIfAborted();
-      return saysNotFound(thrown, { resource: "runtimeclasses", name })
-        ? { kind: "absent" }
-        : { kind: "unknown", message: toError(thrown).message };
-    }
+async function handlerOf(kube: Kube, pod: Pod, signal: AbortSignal): Promise<HandlerLookup | undefined> {
+  const name = pod.spec?.runtimeClassName;
+  if (name === undefined || name === "") return undefined;
+  try {
+    const path = resourcePath({ group: "node.k8s.io", resource: "runtimeclasses", name });
+    const runtimeClass = await kube.request<{ handler: string }>({ method: "GET", path, signal });
+    return { kind: "found", handler: runtimeClass.handler };
+  } catch (thrown) {
+    signal.throwIfAborted();
+    return saysNotFound(thrown, { resource: "runtimeclasses", name })
+      ? { kind: "absent" }
+      : { kind: "unknown", message: toError(thrown).message };
   }
 }
 

@@ -20,6 +20,11 @@ export type DiskLookup =
   | { kind: "found"; disk: Omit<VolumeClaim, "name"> }
   | { kind: "waiting"; message?: string | undefined };
 
+export type PodClaim = NonNullable<MachineSpec["resource_claims"]>[number];
+
+/** The pod's ResourceClaims, once its machine may have them; `message` as of a DiskLookup. */
+export type ClaimsLookup = { kind: "found"; claims: PodClaim[] } | { kind: "waiting"; message?: string | undefined };
+
 /** What the pod refers to, all in its own namespace. A name that is missing from a map counts as not read yet. */
 export interface References {
   configMaps: ReadonlyMap<string, Lookup<ConfigMap>>;
@@ -32,6 +37,8 @@ export interface References {
   trustBundles?: ReadonlyMap<string, Lookup<string>> | undefined;
   /** Persistent volumes by their names in the pod. Absent: not looked at, for a machine that is there has its own. */
   disks?: ReadonlyMap<string, DiskLookup> | undefined;
+  /** As `disks`. */
+  claims?: ClaimsLookup | undefined;
 }
 
 export interface DnsSettings {

@@ -54,6 +54,7 @@ export const CAPABILITIES = {
   sysctls: "kernel parameters of the machine",
   cdi_devices: "devices of the host, by their names in the Container Device Interface",
   devices: "the devices of the extended resources that capacity has, given to the containers that ask for them",
+  resource_claims: "what the cluster has allocated by Dynamic Resource Allocation, made ready by its drivers' plugins",
   share_process_namespace: "one process namespace for all containers",
   resource_limits: "cpu and memory limits enforced, OOM kills reported",
   ephemeral_storage_limits: "local storage limits enforced",

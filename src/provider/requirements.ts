@@ -41,6 +41,7 @@ export function requiredCapabilities(spec: MachineSpec): Requirement[] {
   });
   spec.volumes?.forEach((volume, index) => volumeNeeds(volume, `volumes.${index}`, need));
 
+  if (spec.resource_claims?.length) need("resource_claims", "resource_claims");
   if (spec.instance_type !== undefined) need("instance_types", "instance_type");
   if (spec.hosts !== undefined && spec.hosts.length > 0) need("hosts", "hosts");
   if (spec.registry_auth !== undefined && spec.registry_auth.length > 0) need("registry_auth", "registry_auth");
@@ -66,8 +67,8 @@ function containerNeeds(
   need: Need,
 ): void {
   if (container.tty === true) need("tty", `${field}.tty`);
-  if (container.hooks?.post_start !== undefined) need("hooks", `${field}.hooks.post_start`);
-  if (container.hooks?.pre_stop !== undefined) need("hooks", `${field}.hooks.pre_stop`);
+  for (const hook of ["post_start", "pre_stop"] as const)
+    if (container.hooks?.[hook] !== undefined) need("hooks", `${field}.hooks.${hook}`);
   for (const probe of ["startup", "readiness", "liveness"] as const) {
     if (container.probes?.[probe] !== undefined) need("probes", `${field}.probes.${probe}`);
   }
@@ -78,6 +79,7 @@ function containerNeeds(
     if (port.host_port !== undefined) need("host_ports", `${field}.ports.${index}.host_port`);
   });
   if (container.cdi_devices?.length) need("cdi_devices", `${field}.cdi_devices`);
+  if (container.claims?.length) need("resource_claims", `${field}.claims`);
   container.mounts?.forEach((mount, index) => {
     if (mount.propagation !== undefined) need("mount_propagation", `${field}.mounts.${index}.propagation`);
   });

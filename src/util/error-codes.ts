@@ -28,6 +28,10 @@ export const ERROR_CODES: Readonly<Record<string, CodeMeaning>> = {
       "The configuration is wrong, or the host lacks something that it asks for. The process ends with status 2.",
     cure: "Change each file and field that the message names; CONFIGURATION.md lists what they may be.",
   },
+  CLAIMS: {
+    meaning: "A machine's ResourceClaims are not ready: a driver's plugin is away, or says why not.",
+    cure: "As for a kubelet's FailedPrepareDynamicResources: look at the driver's plugin on the backend's host, and at its log.",
+  },
   CONFORMANCE: {
     meaning: "A backend breaks a rule of the Machine API: `vmlet conformance` expected one thing and another came.",
     cure: "Change the backend; the rule stands in the contract beside the operation that the check names.",

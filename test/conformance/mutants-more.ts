@@ -85,6 +85,7 @@ const withOneDevice = (machine: Machine): Machine => ({
 });
 
 export const MORE_MUTANTS: Record<string, Mutant> = {
+  "claims/wait-for-their-driver": creating(({ resource_claims: _claims, ...spec }) => spec),
   "devices/each-has-one-machine": showing(withOneDevice),
   "devices/too-many-are-not-run-without": creatingContainers(
     ({ resources: { limits, ...resources } = {}, ...spec }) => {

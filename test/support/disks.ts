@@ -1,5 +1,6 @@
-/** Persistent volumes of pods in tests that are about something else: read from the same API server, always told of. */
+/** Persistent volumes and claims of pods in tests that are about something else: read from the same API server, always told of. */
 import type { Kube } from "../../src/kube/kube.ts";
+import { PodClaims } from "../../src/podspec/references/claims.ts";
 import { PodDisks } from "../../src/podspec/references/disks.ts";
 import type { Clock } from "../../src/util/clock.ts";
 
@@ -12,4 +13,9 @@ export function disksFrom(parts: { kube: Kube; clock: Clock; onChange?: (podUid:
     use: { claim: () => true, release: () => undefined },
     random: () => 0,
   });
+}
+
+/** The same for claims. */
+export function claimsFrom(parts: { kube: Kube; clock: Clock; onChange?: (podUid: string) => void }): PodClaims {
+  return new PodClaims({ onChange: () => undefined, ...parts, random: () => 0 });
 }

@@ -72,6 +72,7 @@ const PODSPEC: Record<string, readonly string[]> = {
 /** The rooms of the reference backend. `machine` is the supervisor's: it sees engines only by `engine.ts`. */
 const BACKEND: Record<string, readonly string[]> = {
   "devices.ts": [],
+  "claims.ts": [],
   "volume-contents.ts": [],
   "engine.ts": ["devices.ts", "volume-contents.ts"],
   host: [],
@@ -81,8 +82,8 @@ const BACKEND: Record<string, readonly string[]> = {
   bundle: ["devices.ts", "engine.ts", "host"],
   pressure: [],
   volumes: ["volume-contents.ts", "engine.ts", "host", "bundle"],
-  machine: ["devices.ts", "volume-contents.ts", "engine.ts", "host", "shim", "pressure"],
-  plugins: ["devices.ts", "host"],
+  machine: ["claims.ts", "devices.ts", "volume-contents.ts", "engine.ts", "host", "shim", "pressure"],
+  plugins: ["claims.ts", "devices.ts", "host"],
   engines: ["devices.ts", "volume-contents.ts", "engine.ts", "host", "shim", "images", "network", "bundle", "volumes"],
 };
 

@@ -10,6 +10,7 @@ import {
   toError,
   withAddresses,
 } from "../../../src/provider/kit/index.ts";
+import { claimedCdi } from "../claims.ts";
 import { type DeviceGrant, grantOf } from "../devices.ts";
 import {
   ContainerError,
@@ -101,7 +102,7 @@ export class ContainerStarter {
     try {
       if (container.own.kind === "main") state.initPassed();
       const images = await this.#obtainImages(spec, container);
-      const parts = { ...images, devices: await this.#prepareDevices(spec.name) };
+      const parts = { ...images, devices: await this.#prepareDevices(spec) };
       await starts.run(tenant, async () => {
         await this.#context.haveVolumes();
         const begun = await this.#begin(spec, parts, backoff);
@@ -275,15 +276,17 @@ export class ContainerStarter {
   // --- what it is made of ---
 
   /** @throws ContainerError when they are not to be had now: it never runs without */
-  async #prepareDevices(name: string): Promise<DeviceGrant | undefined> {
+  async #prepareDevices(spec: ContainerSpec): Promise<DeviceGrant | undefined> {
     const { devices, state, work } = this.#context;
-    const holdings = state.devices.of(name);
-    if (holdings.length === 0) return undefined;
+    const holdings = state.devices.of(spec.name);
+    const claimed = claimedCdi(state.claims.prepared, spec);
+    if (holdings.length === 0 && claimed.length === 0) return undefined;
     using wanted = linkAbort(work.closing, this.#wanted.signal);
     try {
       if (devices === undefined) throw new Error("its devices are plugins', and engine.plugins is not set any more");
       await devices.prepare(holdings, wanted.signal);
-      return grantOf(holdings);
+      const grant = grantOf(holdings);
+      return { ...grant, cdi: [...new Set([...grant.cdi, ...claimed])] };
     } catch (thrown) {
       throw new ContainerError("CreateContainerConfigError", toError(thrown).message, { cause: thrown });
     }

@@ -23,6 +23,7 @@ import {
 } from "../../../src/provider/kit/index.ts";
 import { KILLED_EXIT, type SandboxHealth, type SandboxLoss } from "../engine.ts";
 import { type ContainerHolder, ContainerStatus, MAX_MESSAGE_CHARS } from "./container-status.ts";
+import { MachineClaims } from "./machine-claims.ts";
 import { MachineDevices } from "./machine-devices.ts";
 import { MACHINE_LOST, newContainerRecord, newContainerState, type Ending, type MachineRecord } from "./record.ts";
 import type { MachineStore } from "./machine-store.ts";
@@ -46,6 +47,7 @@ export class MachineState implements ContainerHolder {
   /** Fires at each write. */
   readonly changed = new Pulse();
   readonly devices: MachineDevices;
+  readonly claims: MachineClaims;
   readonly #store: MachineStore;
   readonly #clock: Clock;
   readonly #logger: Logger;
@@ -64,6 +66,7 @@ export class MachineState implements ContainerHolder {
     this.#spec = spec;
     this.#record = record;
     this.devices = new MachineDevices(this, record);
+    this.claims = new MachineClaims(this, record);
     this.#store = options.store;
     this.#clock = options.clock;
     this.#logger = options.logger;

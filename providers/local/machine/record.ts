@@ -11,6 +11,7 @@ import {
   specIdentity,
   volumeClaims,
 } from "../../../src/provider/kit/index.ts";
+import { askedClaims, type PreparedClaims } from "../claims.ts";
 import type { HeldDevices } from "../devices.ts";
 import type { PreparedImage } from "../engine.ts";
 
@@ -28,6 +29,8 @@ export interface MachineRecord {
   claims?: readonly ClaimRecord[];
   /** The devices that its containers have, until it is over. Absent: none, or not given yet. `lost`: nobody knows. */
   devices?: HeldDevices | "lost";
+  /** The ResourceClaims that drivers were asked to make ready for it, until they have taken them back. Absent: none. */
+  prepared?: PreparedClaims;
   /** An engine's sandbox exists, or may exist. */
   sandbox: "none" | "opening" | "open";
   /** All init containers have passed since the sandbox was made. */
@@ -116,7 +119,15 @@ export function recordOfLost(
   const record = newRecord(id, spec ?? { labels: {}, restart_policy: "never", containers: [] }, known.host, known.now);
   const { machine } = record;
   Object.assign(machine, { version: known.revision, revision: known.revision, state: "stopping" });
-  return { ...record, sandbox: "opening", ending: lostEnding(known.why), devices: "lost" };
+  // Any of them may be ready; to take back one that is not changes nothing.
+  const prepared = askedClaims(spec ?? {});
+  return {
+    ...record,
+    sandbox: "opening",
+    ending: lostEnding(known.why),
+    devices: "lost",
+    ...(Object.keys(prepared).length > 0 && { prepared }),
+  };
 }
 
 function lostEnding(message: string): Ending {

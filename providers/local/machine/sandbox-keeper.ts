@@ -12,6 +12,7 @@ import {
   untilAborted,
   type Volume,
 } from "../../../src/provider/kit/index.ts";
+import { ClaimsNotReady } from "../claims.ts";
 import { DevicesRefused } from "../devices.ts";
 import type { ContainerRef, Sandbox, SandboxHealth, SandboxLoss } from "../engine.ts";
 import { logBytes } from "../shim/log-reader.ts";
@@ -82,6 +83,7 @@ export class SandboxKeeper {
     let cancel = () => {};
     try {
       await this.#takeDevices(opening.signal);
+      await this.#prepareClaims(opening.signal);
       const open = async () => {
         opening.signal.throwIfAborted();
         state.beginOpening();
@@ -112,6 +114,14 @@ export class SandboxKeeper {
       },
       signal,
     );
+  }
+
+  /** Again for each sandbox: the host may have started again since. */
+  async #prepareClaims(signal: AbortSignal): Promise<void> {
+    const { claims, state } = this.#context;
+    if ((state.spec.resource_claims ?? []).length === 0) return;
+    if (claims === undefined) throw new ClaimsNotReady("engine.plugins is not set any more");
+    await claims.prepare(state.claims, signal);
   }
 
   async #open(signal: AbortSignal): Promise<void> {
@@ -165,17 +175,33 @@ export class SandboxKeeper {
   }
 
   async #openFailed(error: Error): Promise<void> {
-    const { state, logger, clock } = this.#context;
+    const { state, logger } = this.#context;
     if (error instanceof DevicesRefused && state.record.ending === undefined) return this.#events.onRefused(error);
+    if (error instanceof ClaimsNotReady && state.record.ending === undefined) return this.#claimsNotReady(error);
     if (!(await this.destroy({ keepVolumes: true })) || state.record.ending !== undefined) return;
     logger.warn({ err: error }, "Cannot make the machine's sandbox");
     const message = `Failed to create pod sandbox: ${error.message}`;
     state.notice("Warning", "FailedCreatePodSandBox", message);
     if (isProviderError(error, "invalid") || isProviderError(error, "unsupported"))
       return this.#events.onInvalid(error);
-    const { failures } = this.#retry;
-    this.#retry = { at: clock.monotonic() + doubledMs(RETRY_MS, failures), failures: failures + 1 };
+    this.#retryLater();
     state.showMessage(message);
+  }
+
+  /** Nothing was made: a pod waits for its claims as a kubelet's does. */
+  #claimsNotReady({ message }: ClaimsNotReady): void {
+    const { state, logger } = this.#context;
+    const why = `Failed to prepare dynamic resources: ${message}`;
+    logger.info({ why: message }, "A machine's claims are not ready");
+    state.notice("Warning", "FailedPrepareDynamicResources", why);
+    this.#retryLater();
+    state.showMessage(why);
+  }
+
+  #retryLater(): void {
+    const { failures } = this.#retry;
+    const at = this.#context.clock.monotonic() + doubledMs(RETRY_MS, failures);
+    this.#retry = { at, failures: failures + 1 };
   }
 
   /** The sandbox is not wanted any more: what is being opened is given up. */
@@ -283,20 +309,44 @@ export class SandboxKeeper {
   // --- end ---
 
   /**
-   * Removes all that the engine has of the machine. Repeats until it confirms; false when the backend ends before that.
+   * Removes all that the engine has of the machine, and with its volumes, what its claims' drivers have. Repeats until
+   * they confirm; false when the backend ends before that.
    */
   async destroy(options: { keepVolumes: boolean }): Promise<boolean> {
     const { work, clock, logger } = this.#context;
-    while (!work.isClosing) {
-      try {
-        await work.inEngine(this.#destroy(options));
-        return true;
-      } catch (thrown) {
-        logger.warn({ err: thrown }, "Cannot remove the machine's sandbox yet");
-        await pause(clock, RETRY_MS.first, work.closing);
+    const repeat = async (step: () => Promise<void>, fault: string, maxMs: number) => {
+      for (let failures = 0; !work.isClosing; failures++) {
+        try {
+          await step();
+          return true;
+        } catch (thrown) {
+          logger.warn({ err: thrown }, fault);
+          await pause(clock, doubledMs({ ...RETRY_MS, max: maxMs }, failures), work.closing);
+        }
       }
+      return false;
+    };
+    const destroy = () => work.inEngine(this.#destroy(options));
+    if (!(await repeat(destroy, "Cannot remove the machine's sandbox yet", RETRY_MS.first))) return false;
+    if (options.keepVolumes) return true;
+    return await repeat(() => this.#giveClaimsBack(), "A machine's claims are not taken back yet", RETRY_MS.max);
+  }
+
+  /** When nothing of it runs any more, and before it is said to be over. @throws Error when it is to be tried again */
+  async #giveClaimsBack(): Promise<void> {
+    const { claims, state, work } = this.#context;
+    if (state.claims.prepared === undefined) return;
+    try {
+      if (claims === undefined) throw new Error("engine.plugins is not set any more");
+      await claims.unprepare(state.claims, work.closing);
+    } catch (thrown) {
+      const message = `Failed to unprepare dynamic resources: ${toError(thrown).message}`;
+      if (!work.isClosing && state.record.machine.message !== message) {
+        state.notice("Warning", "FailedUnprepareDynamicResources", message);
+        state.showMessage(message);
+      }
+      throw thrown;
     }
-    return false;
   }
 
   async #destroy(options: { keepVolumes: boolean }): Promise<void> {

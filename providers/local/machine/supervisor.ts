@@ -21,6 +21,7 @@ import {
   type StreamOptions,
   tenantOf,
 } from "../../../src/provider/kit/index.ts";
+import type { ClaimSource } from "../claims.ts";
 import type { DeviceSource } from "../devices.ts";
 import type { Engine, MachineHome, Sandbox, SandboxLoss } from "../engine.ts";
 import type { Shims } from "../engine.ts";
@@ -54,6 +55,7 @@ export interface SupervisorContext {
   shims: Shims;
   /** Absent: there are no plugins. */
   devices?: DeviceSource | undefined;
+  claims?: ClaimSource | undefined;
   clock: Clock;
   logger: Logger;
   /** Bounds how many machines and containers start at once, and shares that out among tenants. */
@@ -103,13 +105,10 @@ export class Supervisor implements MachineHome {
     this.#folders = new InstanceFolders(store.machineDir(id));
     this.#work = new MachineWork(logger);
     const shared: MachineContext = {
-      engine: context.engine,
-      volumes: context.volumes,
-      shims: context.shims,
+      ...context,
       devices: context.devices,
-      clock,
+      claims: context.claims,
       logger,
-      starts: context.starts,
       tenant: tenantOf(spec.labels),
       home: this,
       state: this.#state,

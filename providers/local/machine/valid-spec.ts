@@ -33,6 +33,9 @@ export function validateSpec(spec: MachineSpec): void {
           `container "${container.name}" mounts volume "${mount.volume}", which does not exist`,
         );
     }
+    for (const { name } of container.claims ?? [])
+      if (!(spec.resource_claims ?? []).some((claim) => claim.name === name))
+        throw invalid("containers.claims", `container "${container.name}" uses claim "${name}", which does not exist`);
     for (const { volume } of container.devices ?? [])
       if (volumes.get(volume) !== "persistent")
         throw invalid(

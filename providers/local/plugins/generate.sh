@@ -7,3 +7,4 @@ make() { "$here/../../../.ci/generate-grpc" "$here/api/$1" k8s.io/kubelet v0.36.
 make device-plugin deviceplugin/v1beta1
 make registration pluginregistration/v1
 make pod-resources podresources/v1
+make dra dra/v1

@@ -1,10 +1,13 @@
 /** The plugins of this host, served as a kubelet does, and the machines that have something of them. */
 import { join } from "node:path";
 import type { Clock, Logger, MachineSpec } from "../../../src/provider/kit/index.ts";
+import type { PreparedClaims } from "../claims.ts";
 import type { HeldDevices } from "../devices.ts";
 import { TornFiles } from "../host/torn-files.ts";
+import { ClaimManager } from "./claim-manager.ts";
 import { DeviceManager } from "./device-manager.ts";
 import { connectDevicePlugin, type DevicePlugin } from "./device-plugin.ts";
+import { connectDraPlugin, type DraPlugin } from "./dra-plugin.ts";
 import { podResources } from "./pod-resources.ts";
 import { PluginDoor, pluginFolder } from "./registration.ts";
 import { UnixServer } from "./unix-server.ts";
@@ -14,15 +17,21 @@ export interface PluginOptions {
   directory?: string | undefined;
   /** For tests. Default: by the plugin's socket. */
   connect?: ((socket: string) => DevicePlugin) | undefined;
-  /** For tests: told of the manager. */
-  onReady?: ((devices: DeviceManager) => void) | undefined;
+  /** For tests. Default: by the plugin's socket. */
+  connectDra?: ((socket: string) => DraPlugin) | undefined;
+  /** For tests: told of the managers. */
+  onReady?: ((devices: DeviceManager, claims: ClaimManager) => void) | undefined;
 }
 
 /** What is to be known of a machine. */
 interface Machine {
+  readonly id: string;
   readonly isOver: boolean;
   readonly spec: MachineSpec;
-  readonly record: { readonly devices?: HeldDevices | "lost" | undefined };
+  readonly record: {
+    readonly devices?: HeldDevices | "lost" | undefined;
+    readonly prepared?: PreparedClaims | undefined;
+  };
   /** The health of what it has may have changed. */
   showDevices(): void;
 }
@@ -37,11 +46,13 @@ interface Surroundings {
 
 export class HostPlugins {
   readonly devices: DeviceManager;
+  readonly claims: ClaimManager;
   readonly #supervisors: ReadonlyMap<string, Machine>;
   readonly #door: PluginDoor | undefined;
   readonly #podResources: UnixServer | undefined;
 
-  constructor({ directory, connect = connectDevicePlugin, onReady }: PluginOptions, surroundings: Surroundings) {
+  constructor(options: PluginOptions, surroundings: Surroundings) {
+    const { directory, connect = connectDevicePlugin, connectDra = connectDraPlugin, onReady } = options;
     const { stateDir, clock, logger, engine, supervisors } = surroundings;
     this.#supervisors = supervisors;
     this.devices = new DeviceManager({
@@ -56,15 +67,21 @@ export class HostPlugins {
           isOver || devices === undefined ? [] : [devices],
         ),
     });
+    this.claims = new ClaimManager({
+      logger,
+      connect: connectDra,
+      holders: () => [...supervisors.values()].map(({ id, record: { prepared } }) => ({ id, prepared })),
+    });
     if (directory !== undefined) {
-      this.#door = new PluginDoor({ folder: pluginFolder(directory), devices: this.devices, clock, logger });
+      const claims = engine.hasCdi === true ? this.claims : undefined;
+      this.#door = new PluginDoor({ folder: pluginFolder(directory), devices: this.devices, claims, clock, logger });
       this.#podResources = new UnixServer(
         join(directory, "pod-resources/kubelet.sock"),
         podResources({ clock, machines: () => supervisors.values(), allocatable: () => this.devices.allocatable() }),
         logger,
       );
     }
-    onReady?.(this.devices);
+    onReady?.(this.devices, this.claims);
   }
 
   /** @throws ConfigError when a kubelet, or another backend, is there already */
@@ -88,6 +105,7 @@ export class HostPlugins {
 
   async close(): Promise<void> {
     this.devices.close();
+    this.claims.close();
     await this.#door?.close();
     await this.#podResources?.close();
   }

@@ -2,8 +2,10 @@
  * What is believed of what a device plugin says: pure. A program that can make a socket in the plugins' folder owns
  * this host, so a plugin may give away any path of it; but what makes no sense, or is too much, no runtime is told.
  */
+import type { PreparedDevice } from "../claims.ts";
 import type { DeviceGrant } from "../devices.ts";
 import type { ContainerAllocateResponse, ListAndWatchResponse } from "./api/device-plugin/api.gen.js";
+import type { NodePrepareResourceResponse } from "./api/dra/api.gen.js";
 
 /** What is known of one device. */
 export interface PluginDevice {
@@ -92,6 +94,30 @@ export function judgeGrant(response: ContainerAllocateResponse): DeviceGrant {
   for (const name of grant.cdi)
     if (!CDI_NAME.test(name)) throw new Error(`the plugin gives ${JSON.stringify(name)}, which is no CDI device`);
   return grant;
+}
+
+/** kubelet: drapb.DRAPluginService. */
+export const DRA_SERVICE = "v1.DRAPlugin";
+
+/** Kubernetes' rule for names of drivers: a DNS subdomain, and short enough for its label. */
+export function isDriverName(name: string): boolean {
+  return DNS_NAME.test(name) && name.length <= MAX_NAME_CHARS;
+}
+
+/** @throws Error that says what of it cannot be passed on to a container */
+export function judgePrepared({ devices }: Pick<NodePrepareResourceResponse, "devices">): PreparedDevice[] {
+  const prepared = devices.map(({ requestNames, poolName, deviceName, cdiDeviceIds }) => ({
+    pool: poolName,
+    device: deviceName,
+    requests: requestNames,
+    cdi: cdiDeviceIds,
+  }));
+  const bytes = Buffer.byteLength(JSON.stringify(prepared));
+  if (bytes > MAX_GRANT_BYTES)
+    throw new Error(`the plugin's answer has ${bytes} bytes: at most ${MAX_GRANT_BYTES} are taken`);
+  for (const name of prepared.flatMap(({ cdi }) => cdi))
+    if (!CDI_NAME.test(name)) throw new Error(`the plugin gives ${JSON.stringify(name)}, which is no CDI device`);
+  return prepared;
 }
 
 /** Absolute, below the root, without `..`. */

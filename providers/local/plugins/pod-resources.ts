@@ -13,6 +13,7 @@ import {
   type MachineSpec,
   TokenBucket,
 } from "../../../src/provider/kit/index.ts";
+import type { PreparedClaims } from "../claims.ts";
 import type { HeldDevices } from "../devices.ts";
 import { PodResourcesLister } from "./api/pod-resources/api.gen.js";
 
@@ -22,7 +23,10 @@ const CALLS = { perSecond: 100, burst: 10 };
 interface ResourceHolder {
   readonly isOver: boolean;
   readonly spec: MachineSpec;
-  readonly record: { readonly devices?: HeldDevices | "lost" | undefined };
+  readonly record: {
+    readonly devices?: HeldDevices | "lost" | undefined;
+    readonly prepared?: PreparedClaims | undefined;
+  };
 }
 
 interface PodResourcesOptions {
@@ -57,20 +61,42 @@ export function podResources({ clock, machines, allocatable }: PodResourcesOptio
 }
 
 /** Of containers that stay: what an init container has had is another's by then. */
-function resourcesOf({ spec, record: { devices } }: ResourceHolder) {
+function resourcesOf({ spec, record: { devices, prepared } }: ResourceHolder) {
   const held = devices === undefined || devices === "lost" ? {} : devices;
   return {
     name: spec.labels[LABEL_POD] ?? "",
     namespace: spec.labels[LABEL_NAMESPACE] ?? "",
     containers: containersOf(spec)
       .filter(({ spec: container, kind }) => kind === "main" || isSidecar(container, kind))
-      .map(({ spec: { name } }) => ({
+      .map(({ spec: { name, claims = [] } }) => ({
         name,
+        dynamicResources: claimsOf(
+          prepared,
+          claims.map((claim) => claim.name),
+        ),
         devices: (held[name] ?? []).flatMap(({ resource, devices: own }) =>
           own.map(({ id, numa = [] }) => deviceOf({ resource, id, numa })),
         ),
       })),
   };
+}
+
+/** All devices of each claim that the container names, as a kubelet tells them. */
+function claimsOf(prepared: PreparedClaims = {}, names: readonly string[]) {
+  return Object.values(prepared)
+    .filter((each) => each.names.some((name) => names.includes(name)))
+    .map(({ claim, namespace, drivers }) => ({
+      claimName: claim,
+      claimNamespace: namespace,
+      claimResources: Object.entries(drivers).flatMap(([driverName, devices]) =>
+        (devices ?? []).map(({ pool, device, cdi }) => ({
+          driverName,
+          poolName: pool,
+          deviceName: device,
+          cdiDevices: cdi.map((name) => ({ name })),
+        })),
+      ),
+    }));
 }
 
 function deviceOf({ resource, id, numa }: { resource: string; id: string; numa: readonly number[] }) {

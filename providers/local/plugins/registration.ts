@@ -14,8 +14,8 @@ import { createGrpcTransport, Http2SessionManager } from "@connectrpc/connect-no
 import { type Clock, type Logger, pause, toError } from "../../../src/provider/kit/index.ts";
 import { makeFolder } from "../host/files.ts";
 import { type RegisterRequest, Registration } from "./api/device-plugin/api.gen.js";
-import { Registration as Registry } from "./api/registration/api.gen.js";
-import { API_VERSION, isExtendedResource } from "./judge.ts";
+import { type PluginInfo, Registration as Registry } from "./api/registration/api.gen.js";
+import { API_VERSION, DRA_SERVICE, isDriverName, isExtendedResource } from "./judge.ts";
 import { UnixServer } from "./unix-server.ts";
 
 /** Names and options. */
@@ -53,9 +53,16 @@ interface DevicePlugins {
   unregister(resource: string): void;
 }
 
+/** Who takes plugins of DRA drivers. `register` throws what the plugin is told; what it returns takes that back. */
+interface DraPlugins {
+  register(driver: string, socket: string): () => void;
+}
+
 interface PluginDoorOptions {
   folder: PluginFolder;
   devices: DevicePlugins;
+  /** Absent: the engine cannot give what drivers do. */
+  claims?: DraPlugins | undefined;
   clock: Clock;
   logger: Logger;
 }
@@ -65,7 +72,7 @@ export class PluginDoor {
   readonly #server: UnixServer;
   readonly #closing = new AbortController();
   /** Sockets of the registry that were looked at, with when that is to be done again; in monotonic milliseconds. */
-  readonly #seen = new Map<string, { inode: number; resource?: string | undefined; again: number }>();
+  readonly #seen = new Map<string, { made: string; forget?: (() => void) | undefined; again: number }>();
   #watching: Promise<void> | undefined;
 
   constructor(options: PluginDoorOptions) {
@@ -126,65 +133,86 @@ export class PluginDoor {
   }
 
   #look(): void {
-    const { folder, devices, clock } = this.#options;
+    const { folder, clock } = this.#options;
     const found = socketsIn(folder.registry);
-    for (const [path, { resource, inode }] of this.#seen) {
-      if (found.get(path) === inode) continue;
+    for (const [path, { forget, made }] of this.#seen) {
+      if (found.get(path) === made) continue;
       this.#seen.delete(path);
-      if (resource !== undefined) devices.unregister(resource);
+      forget?.();
     }
-    for (const [path, inode] of found) {
+    for (const [path, made] of found) {
       const seen = this.#seen.get(path);
       if (seen !== undefined && clock.monotonic() < seen.again) continue;
-      this.#seen.set(path, { inode, again: Infinity });
-      void this.#meet(path, inode);
+      this.#seen.set(path, { made, again: Infinity });
+      void this.#meet(path, made);
     }
   }
 
   /** One that does not answer is asked again, and keeps no other waiting. */
-  async #meet(path: string, inode: number): Promise<void> {
+  async #meet(path: string, made: string): Promise<void> {
     const { clock, logger } = this.#options;
-    const isThere = () => this.#seen.get(path)?.inode === inode;
+    const isThere = () => this.#seen.get(path)?.made === made;
     try {
-      const resource = await this.#introduce(path);
-      if (isThere()) this.#seen.set(path, { inode, resource, again: Infinity });
+      const forget = await this.#introduce(path);
+      if (isThere()) this.#seen.set(path, { made, forget, again: Infinity });
+      else forget();
     } catch (thrown) {
       if (this.#closing.signal.aborted) return;
       logger.warn({ path, err: thrown }, "A plugin of the registry is not taken");
-      if (isThere()) this.#seen.set(path, { inode, again: clock.monotonic() + RETRY_MS });
+      if (isThere()) this.#seen.set(path, { made, again: clock.monotonic() + RETRY_MS });
     }
   }
 
-  /** @returns the resource of a device plugin that was taken */
-  async #introduce(path: string): Promise<string> {
-    const { devices } = this.#options;
+  /** @returns has the plugin that was taken not asked any more */
+  async #introduce(path: string): Promise<() => void> {
     const baseUrl = "http://localhost";
     const sessionManager = new Http2SessionManager(baseUrl, {}, { createConnection: () => connect(path) });
     const transport = createGrpcTransport({ baseUrl, readMaxBytes: MAX_MESSAGE_BYTES, sessionManager });
     const client = createClient(Registry, transport);
     const within = { timeoutMs: CALL_MS, signal: this.#closing.signal };
     try {
-      const { type, name, endpoint, supportedVersions } = await client.getInfo({}, within);
+      const info = await client.getInfo({}, within);
+      let forget: () => void;
       try {
-        if (type !== "DevicePlugin") throw new Error(`there are no plugins of type ${JSON.stringify(type)} here`);
-        if (!supportedVersions.includes(API_VERSION))
-          throw new Error(
-            `manager version, ${API_VERSION}, is not among plugin supported versions [${supportedVersions.join(" ")}]`,
-          );
-        if (!isExtendedResource(name))
-          throw new Error(`invalid name of device plugin socket: the ResourceName ${JSON.stringify(name)} is invalid`);
-        await devices.register(name, endpoint === "" ? path : endpoint);
+        forget = await this.#take({ ...info, endpoint: info.endpoint === "" ? path : info.endpoint });
       } catch (thrown) {
         await client
           .notifyRegistrationStatus({ pluginRegistered: false, error: toError(thrown).message }, within)
           .catch(() => undefined);
         throw thrown;
       }
-      await client.notifyRegistrationStatus({ pluginRegistered: true }, within);
-      return name;
+      try {
+        await client.notifyRegistrationStatus({ pluginRegistered: true }, within);
+      } catch (thrown) {
+        forget();
+        throw thrown;
+      }
+      return forget;
     } finally {
       sessionManager.abort();
     }
+  }
+
+  /** @throws Error that tells the plugin why it is not taken */
+  async #take({ type, name, endpoint, supportedVersions }: PluginInfo): Promise<() => void> {
+    const { devices, claims } = this.#options;
+    if (type === "DRAPlugin" && claims !== undefined) {
+      if (!isDriverName(name)) throw new Error(`${JSON.stringify(name)} is no name of a DRA driver`);
+      if (!supportedVersions.includes(DRA_SERVICE))
+        throw new Error(
+          `invalid supported gRPC versions of DRA driver plugin ${name} at endpoint ${endpoint}: ${DRA_SERVICE} is not among [${supportedVersions.join(" ")}]`,
+        );
+      return claims.register(name, endpoint);
+    }
+    if (type !== "DevicePlugin") throw new Error(`there are no plugins of type ${JSON.stringify(type)} here`);
+    if (!supportedVersions.includes(API_VERSION))
+      throw new Error(
+        `manager version, ${API_VERSION}, is not among plugin supported versions [${supportedVersions.join(" ")}]`,
+      );
+    if (!isExtendedResource(name))
+      throw new Error(`invalid name of device plugin socket: the ResourceName ${JSON.stringify(name)} is invalid`);
+    await devices.register(name, endpoint);
+    return () => devices.unregister(name);
   }
 }
 
@@ -192,14 +220,17 @@ function isSocket(path: string): boolean {
   return lstatSync(path, { throwIfNoEntry: false })?.isSocket() === true;
 }
 
-/** With their inodes: one that was made again is another. A folder's own are looked at too, as a kubelet does. */
-function socketsIn(folder: string): Map<string, number> {
-  const found = new Map<string, number>();
+/**
+ * By what tells one from another at the same path, which may have the same inode. A folder's own are looked at too, as
+ * a kubelet does.
+ */
+function socketsIn(folder: string): Map<string, string> {
+  const found = new Map<string, string>();
   for (const entry of readdirSync(folder, { withFileTypes: true, recursive: true })) {
     if (!entry.isSocket() || entry.name.startsWith(".") || found.size >= MAX_SOCKETS) continue;
     const path = join(entry.parentPath, entry.name);
-    const inode = lstatSync(path, { throwIfNoEntry: false })?.ino;
-    if (inode !== undefined) found.set(path, inode);
+    const stats = lstatSync(path, { throwIfNoEntry: false, bigint: true });
+    if (stats !== undefined) found.set(path, `${stats.ino} ${stats.mtimeNs}`);
   }
   return found;
 }

@@ -143,6 +143,11 @@ export const GATED_FEATURES: readonly GatedFeature[] = [
     find: findHostname,
   },
   {
+    capability: "resource_claims",
+    field: "spec.resourceClaims",
+    find: (pod) => ((pod.spec?.resourceClaims?.length ?? 0) > 0 ? ["spec.resourceClaims"] : []),
+  },
+  {
     capability: "hosts",
     field: "spec.hostAliases",
     find: (pod) => ((pod.spec?.hostAliases?.length ?? 0) > 0 ? ["spec.hostAliases"] : []),
@@ -257,11 +262,6 @@ export const REFUSED_FEATURES: readonly RefusedFeature[] = [
       containerPaths(pod, (c) =>
         paths(c.env, ".env", (e) => Boolean(e.valueFrom?.fileKeyRef), ".valueFrom.fileKeyRef"),
       ),
-  },
-  {
-    field: "spec.resourceClaims",
-    why: "dynamic resource allocation is not supported by this node",
-    find: (pod) => ((pod.spec?.resourceClaims?.length ?? 0) > 0 ? ["spec.resourceClaims"] : []),
   },
   {
     field: "securityContext.seccompProfile: Localhost",

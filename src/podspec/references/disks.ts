@@ -17,7 +17,6 @@ import { allContainersOf, uidOf } from "../../kube/pod.ts";
 import type { Node, PersistentVolume, PersistentVolumeClaim, Pod, VolumeAttachment } from "../../kube/wire.ts";
 import { CSI_DRIVER } from "../../provider/csi-names.ts";
 import type { VolumeClaim } from "../../provider/volume.ts";
-import { Backoff } from "../../queue/backoff.ts";
 import type { Clock } from "../../util/clock.ts";
 import { toError } from "../../util/errors.ts";
 import type { Random } from "../../util/random.ts";
@@ -25,6 +24,7 @@ import { failure, type Result, success } from "../../util/result.ts";
 import { OverBudgetError, POD_LIMITS } from "../budget.ts";
 import { isClaimVolume, type PodVolume, usedVolumes } from "../pod-volumes.ts";
 import type { DiskLookup } from "../types.ts";
+import { Looks } from "./looks.ts";
 
 /** What the Node tells of volumes that its machines have, or are about to have. */
 interface DiskUse {
@@ -49,10 +49,6 @@ interface PodDisksOptions {
   onChange: (podUid: string) => void;
 }
 
-/** How often it is looked whether a volume has come; changes of the Node are told of beside that. */
-const LOOK_MS = { initialMs: 500, maxMs: 30_000 };
-/** In the first looks a refusal may be for no other reason than that the authorizer does not know of the pod yet. */
-const EARLY_LOOKS = 4;
 const CLAIM_PROTECTION = "kubernetes.io/pvc-protection";
 /** This many of a pod's objects are asked for at once. */
 const AT_ONCE = 8;
@@ -64,25 +60,21 @@ interface Bound {
   disk: Omit<VolumeClaim, "name">;
 }
 
-/** One that waits. */
-interface Waiting {
-  backoff: Backoff;
-  looks: number;
-  cancel: () => void;
-  /** Its volumes are bound, and it waits for the Node to say something of them. */
-  forNode: boolean;
-}
+/** What a pod waits for: that its volumes are bound, or that the Node says something of them. */
+type Stage = "claims" | "node";
 
 /** In the Node's status it precedes a volume's handle. */
 export const DISK_PREFIX = `kubernetes.io/csi/${CSI_DRIVER}^`;
 
 export class PodDisks {
   readonly #options: PodDisksOptions;
-  readonly #waiting = new Map<string, Waiting>();
+  /** Changes of the Node are told of beside these. */
+  readonly #looks: Looks;
   #attached = "[]";
 
   constructor(options: PodDisksOptions) {
     this.#options = options;
+    this.#looks = new Looks(options);
   }
 
   /**
@@ -99,10 +91,11 @@ export class PodDisks {
     const found = await inPortions(volumes, (volume) => this.#bound(pod, volume, signal));
     const bound = found.flatMap((each) => (each.ok ? [each.value] : []));
     if (bound.length === found.length && (await this.#isAttached(uid, bound, signal))) {
-      this.#forget(uid);
+      this.#looks.forget(uid);
       return new Map(bound.map(({ name, disk }) => [name, { kind: "found", disk }]));
     }
-    this.#lookAgain(uid, { forNode: bound.length === found.length });
+    const stage: Stage = bound.length === found.length ? "node" : "claims";
+    this.#looks.again(uid, stage);
     return new Map(
       found.map((each, index) => [
         volumes[index]!.name,
@@ -116,17 +109,17 @@ export class PodDisks {
     const attached = JSON.stringify(status?.volumesAttached ?? []);
     if (attached === this.#attached) return;
     this.#attached = attached;
-    for (const [uid, { forNode }] of this.#waiting) if (forNode) this.#options.onChange(uid);
+    this.#looks.wake("node" satisfies Stage);
   }
 
   /** Forgets a pod that is over or gone. */
   release(podUid: string): void {
-    this.#forget(podUid);
+    this.#looks.forget(podUid);
     this.#options.use.release(podUid);
   }
 
   close(): void {
-    for (const uid of [...this.#waiting.keys()]) this.#forget(uid);
+    this.#looks.close();
   }
 
   async #isAttached(uid: string, bound: readonly Bound[], signal: AbortSignal): Promise<boolean> {
@@ -216,30 +209,13 @@ export class PodDisks {
       return success(await this.#options.kube.request<T>({ method: "GET", path: resourcePath(object), signal }));
     } catch (thrown) {
       signal.throwIfAborted();
-      const looks = this.#waiting.get(uidOf(pod))?.looks ?? 0;
-      if (isForbidden(thrown) && looks < EARLY_LOOKS) return failure("");
+      if (isForbidden(thrown) && this.#looks.isEarly(uidOf(pod))) return failure("");
       const { resource, name } = object;
       const why = saysNotFound(thrown, { resource, name })
         ? `${resource} "${name}" not found`
         : toError(thrown).message;
       return failure(`failed to fetch ${what} from API server: ${why}`);
     }
-  }
-
-  #lookAgain(uid: string, { forNode }: { forNode: boolean }): void {
-    const { clock, random, onChange } = this.#options;
-    const known = this.#waiting.get(uid);
-    known?.cancel();
-    const backoff = known?.backoff ?? new Backoff({ ...LOOK_MS, jitter: "up", clock, random });
-    // What was waited for has come: the next thing may come as soon.
-    if (known !== undefined && known.forNode !== forNode) backoff.reset();
-    const cancel = clock.after(backoff.next(), () => onChange(uid));
-    this.#waiting.set(uid, { backoff, looks: (known?.looks ?? 0) + 1, cancel, forNode });
-  }
-
-  #forget(uid: string): void {
-    this.#waiting.get(uid)?.cancel();
-    this.#waiting.delete(uid);
   }
 }
 

@@ -84,6 +84,7 @@ function renderValidContainer(context: RenderContext, container: AnyContainer, b
       resources: containerResources(container.resources),
       mounts: nonEmpty(mounts.value),
       devices: nonEmpty(devices.value),
+      claims: nonEmpty(container.resources?.claims?.filter(({ name }) => isHad(context, name)).map(renderClaim)),
       ports: nonEmpty(container.ports?.map((port) => renderPort(port, context.pod))),
       stop: container.lifecycle?.stopSignal ? { signal: container.lifecycle.stopSignal } : undefined,
       hooks: hooks.value,
@@ -97,6 +98,15 @@ function renderValidContainer(context: RenderContext, container: AnyContainer, b
         : undefined,
     }),
   });
+}
+
+/** Of a claim that was left out on purpose, there is nothing to have. */
+function isHad({ references: { claims } }: RenderContext, name: string): boolean {
+  return claims?.kind === "found" && claims.claims.some((claim) => claim.name === name);
+}
+
+function renderClaim({ name, request }: { readonly name: string; readonly request?: string | undefined }) {
+  return { name, ...(request ? { request } : {}) };
 }
 
 /** What is empty is left out of a specification. */

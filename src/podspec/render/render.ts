@@ -28,7 +28,7 @@ import {
 import { registryAuth } from "../references/pull-secrets.ts";
 import { podReferences } from "../references/references.ts";
 import { pickDefined } from "../security-context.ts";
-import type { PodEvent, RenderResult, WaitingContainer } from "../types.ts";
+import type { PodClaim, PodEvent, RenderResult, WaitingContainer } from "../types.ts";
 import { type AnyContainer, ifTrue, nonEmpty, renderContainer, restartPolicy } from "./container.ts";
 import { mayUse, newContext, type RenderContext, type RenderInput } from "./context.ts";
 import { podDns } from "./dns.ts";
@@ -62,6 +62,9 @@ export function renderMachineSpec(input: RenderInput): RenderResult {
   const { volumes, unmounted } = renderVolumes(context);
   if (unmounted.length > 0) return { kind: "wait", waiting, unmountedVolumes: unmounted, events };
 
+  const claims = renderClaims(context);
+  if (claims === undefined) return { kind: "wait", waiting, unmountedVolumes: [], events };
+
   const render = (containers: readonly AnyContainer[] | undefined) =>
     (containers ?? []).flatMap((container) => renderContainer(context, container) ?? []);
   const initContainers = render(pod.spec?.initContainers);
@@ -74,7 +77,14 @@ export function renderMachineSpec(input: RenderInput): RenderResult {
   events.push(...capabilityWarnings(pod, { backend: backend.name, capabilities: backend.capabilities }));
   const ephemeral = renderEphemeral(context, new Set());
   events.push(...ephemeral.events);
-  const spec = machineSpec(context, { initContainers, containers, ephemeral: ephemeral.containers, volumes, hostname });
+  const spec = machineSpec(context, {
+    initContainers,
+    containers,
+    ephemeral: ephemeral.containers,
+    volumes,
+    claims,
+    hostname,
+  });
   const problem = specProblem(spec);
   if (problem !== undefined) return holdSandbox(problem);
   return { kind: "ready", spec, events, ...(ephemeral.waiting.size > 0 && { waiting: ephemeral.waiting }) };
@@ -88,12 +98,13 @@ function machineSpec(
     containers: ContainerSpec[];
     ephemeral: ContainerSpec[];
     volumes: Volume[];
+    claims: PodClaim[];
     hostname: Extract<ReturnType<typeof podHostname>, { ok: true }>;
   },
 ): MachineSpec {
   const { pod, node, backend, events, references, tokens, runtimeHandler } = context;
   const podSpec = pod.spec;
-  const { initContainers, containers, ephemeral, volumes, hostname } = parts;
+  const { initContainers, containers, ephemeral, volumes, claims, hostname } = parts;
   const ifCapable = <T>(capability: Capability, value: () => T): T | undefined =>
     backend.capabilities.has(capability) ? value() : undefined;
   const auth = ifCapable("registry_auth", () => registryAuth(pod, references, events));
@@ -106,6 +117,7 @@ function machineSpec(
       init_containers: nonEmpty(initContainers),
       ephemeral_containers: nonEmpty(ephemeral),
       volumes: nonEmpty(volumes),
+      resource_claims: nonEmpty(claims),
       resources: podSpec && machineResources(podSpec),
       priority: podSpec?.priority || undefined,
       runtime_handler: runtimeHandler,
@@ -245,6 +257,21 @@ function renderVolumes(context: RenderContext): { volumes: Volume[]; unmounted: 
     if (READ_ONLY_VOLUMES.includes(volumeKind(volume))) context.readOnlyVolumes.add(volume.name);
   }
   return { volumes, unmounted };
+}
+
+/** Undefined while they cannot be had: the pod waits, as a kubelet's does. */
+function renderClaims({ pod, references, events }: RenderContext): PodClaim[] | undefined {
+  if ((pod.spec?.resourceClaims ?? []).length === 0) return [];
+  const { claims } = references;
+  if (claims?.kind === "found") return claims.claims;
+  const why = claims?.message;
+  if (why !== undefined)
+    tell(events, {
+      type: "Warning",
+      reason: "FailedPrepareDynamicResources",
+      message: shortened(`Failed to prepare dynamic resources: prepare dynamic resources: ${why}`),
+    });
+  return undefined;
 }
 
 /** kubelet: of a claim it says what it says of all volumes when it has waited long enough. */

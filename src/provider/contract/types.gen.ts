@@ -544,6 +544,7 @@ export interface components {
        *     | `sysctls` | kernel parameters of the machine |
        *     | `cdi_devices` | devices of the host, by their names in the Container Device Interface |
        *     | `devices` | the devices of the extended resources that capacity has, given to the containers that ask for them |
+       *     | `resource_claims` | what the cluster has allocated by Dynamic Resource Allocation, made ready by its drivers' plugins |
        *     | `share_process_namespace` | one process namespace for all containers |
        *     | `resource_limits` | cpu and memory limits enforced, OOM kills reported |
        *     | `ephemeral_storage_limits` | local storage limits enforced |
@@ -777,6 +778,19 @@ export interface components {
             | "CharDevice"
             | "BlockDevice";
         };
+    /** @description A ResourceClaim of the cluster, allocated and reserved for the machine's pod. */
+    ResourceClaim: {
+      /** @description In the machine; containers name it by this. */
+      name: string;
+      /** @description Of the object. */
+      namespace: string;
+      /** @description The object's name. */
+      claim: string;
+      /** @description The object's uid: another object of this name is another claim. */
+      uid: string;
+      /** @description Whose devices were allocated. */
+      drivers: string[];
+    };
     Device: {
       /** @description Name of the volume: a persistent one of mode `block`. */
       volume: components["schemas"]["Name"];
@@ -978,6 +992,13 @@ export interface components {
       devices?: components["schemas"]["Device"][];
       /** @description Devices of the backend's host, by their names in its specifications of the Container Device Interface (CDI). Only what the host's owner gives to machines; another one is refused. Who else has a device is not counted. Capability `cdi_devices`. */
       cdi_devices?: string[];
+      /** @description Which of the machine's `resource_claims` it uses: it gets the devices that their drivers have made ready. One that it does not name gives it nothing. Capability `resource_claims`. */
+      claims?: {
+        /** @description Of the machine's `resource_claims`. */
+        name: string;
+        /** @description Only the devices of this request in the claim. Absent: of all. */
+        request?: string;
+      }[];
       /** @description What it listens on. */
       ports?: components["schemas"]["ContainerPort"][];
       /** @description How it is told to end. */
@@ -1134,6 +1155,8 @@ export interface components {
       resources?: components["schemas"]["ContainerResources"];
       /** @description Who stays when the host runs out of something: the pod's priority. A backend that evicts machines takes lower ones first, and those from 2000000000 on never. Absent: 0. */
       priority?: number;
+      /** @description What the cluster has allocated for the machine by Dynamic Resource Allocation. Before anything of the machine is made, the plugins of these drivers on the backend's host make each claim ready (NodePrepareResources), and until they have, the machine waits and says why in its `message`. When nothing of the machine runs any more, and before it is said to be over, a claim that no other machine of the host has is given back (NodeUnprepareResources). Capability `resource_claims`. */
+      resource_claims?: components["schemas"]["ResourceClaim"][];
       /** @description One of the backend's `runtime_handlers`, by the handler of the pod's RuntimeClass. Another one is refused. Absent: the backend's own choice. */
       runtime_handler?: string;
       /** @description One of the backend's named sizes, from the pod's annotation `vmlet.dev/instance-type`. Capability `instance_types`. */
@@ -2313,4 +2336,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: b7c88ec229e44f1ca98c2319afc42fd1f9fa5152bdda99ca9e0224059480d67a
+// sha256 of openapi.yaml: 35edfd3ae6dadab3e2625e05782d5803516296da440e6cc4c29c3a6713daf280

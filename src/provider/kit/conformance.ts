@@ -13,6 +13,7 @@ import type { Provider, ProviderInfo } from "../provider.ts";
 import type { Check } from "./check.ts";
 import { BACKEND_RESTART_CHECKS } from "./checks/backend-restarts.ts";
 import { CONTAINER_CHECKS } from "./checks/containers.ts";
+import { CLAIM_CHECKS } from "./checks/claims.ts";
 import { DEVICE_CHECKS } from "./checks/devices.ts";
 import { EVENT_CHECKS } from "./checks/events.ts";
 import { HTTP_CHECKS } from "./checks/http.ts";
@@ -37,6 +38,7 @@ export const CHECKS: readonly Check[] = [
   ...PROCESS_CHECKS,
   ...CONTAINER_CHECKS,
   ...DEVICE_CHECKS,
+  ...CLAIM_CHECKS,
   ...RESTART_CHECKS,
   ...VOLUME_CHECKS,
   ...PERSISTENT_VOLUME_CHECKS,

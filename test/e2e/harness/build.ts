@@ -130,6 +130,17 @@ export function buildSampleDevicePlugin(): Promise<string> {
   });
 }
 
+/** The driver of Dynamic Resource Allocation of Kubernetes' own tests: its devices are variables in containers. */
+export function buildDraTestDriver(): Promise<string> {
+  return buildGo({
+    name: "dra-test-driver",
+    module: kubernetesModule,
+    sources: [],
+    args: ["build", "-trimpath", "-ldflags", "-s -w"],
+    target: "k8s.io/kubernetes/test/e2e/dra/test-driver",
+  });
+}
+
 /** kube-proxy, for clusters whose pods use Services. */
 export function buildKubeProxy(): Promise<string> {
   return buildGo({
@@ -341,6 +352,7 @@ if (process.argv[1] !== undefined && basename(process.argv[1]) === "build.ts") {
     agnhost: buildAgnhost,
     nonewprivs: buildNonewprivs,
     "sample-device-plugin": buildSampleDevicePlugin,
+    "dra-test-driver": buildDraTestDriver,
     "kube-proxy": buildKubeProxy,
     coredns: buildCoreDns,
     etcd: buildEtcd,

@@ -9,21 +9,26 @@ import { Code, ConnectError, createClient } from "@connectrpc/connect";
 import { createGrpcTransport, Http2SessionManager } from "@connectrpc/connect-node";
 import { afterEach, beforeEach, describe, expect, test, vi } from "vitest";
 import { PodResourcesLister } from "../../../providers/local/plugins/api/pod-resources/api.gen.js";
+import type { ClaimHolder, PreparedClaims } from "../../../providers/local/claims.ts";
 import { HostPlugins } from "../../../providers/local/plugins/host-plugins.ts";
 import { checkPlugins } from "../../../providers/local/backend.ts";
 import { parseBackendConfig } from "../../../providers/local/config.ts";
+import { ClaimManager } from "../../../providers/local/plugins/claim-manager.ts";
+import { connectDraPlugin } from "../../../providers/local/plugins/dra-plugin.ts";
 import { DeviceManager } from "../../../providers/local/plugins/device-manager.ts";
 import { connectDevicePlugin } from "../../../providers/local/plugins/device-plugin.ts";
 import { PluginDoor, pluginFolder } from "../../../providers/local/plugins/registration.ts";
 import { TornFiles } from "../../../providers/local/host/torn-files.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
+import { TestDriver } from "../../support/dra-driver.ts";
 import { GPU, registerPlugin, TestPlugin } from "../../support/device-plugin.ts";
 
 const dir = mkdtempSync(join(tmpdir(), "vmlet-plugins-"));
 const folder = pluginFolder(dir);
 const kubelet = join(folder.devicePlugins, "kubelet.sock");
 let manager: DeviceManager;
+let claims: ClaimManager;
 let door: PluginDoor;
 let plugins: TestPlugin[] = [];
 
@@ -45,12 +50,14 @@ async function open(): Promise<void> {
     connect: connectDevicePlugin,
     engine: { name: "cri", hasCdi: true },
   });
-  door = new PluginDoor({ folder, devices: manager, clock: systemClock, logger: silentLogger });
+  claims = new ClaimManager({ logger: silentLogger, holders: () => [], connect: connectDraPlugin });
+  door = new PluginDoor({ folder, devices: manager, claims, clock: systemClock, logger: silentLogger });
   await door.open();
 }
 
 async function close(): Promise<void> {
   manager.close();
+  claims.close();
   await door.close();
 }
 
@@ -255,5 +262,79 @@ describe("the folder of plugins", () => {
     expect(existsSync(kubelet)).toBe(true);
     other.close();
     await open();
+  });
+});
+
+describe("a driver's plugin in the registry", () => {
+  const socket = join(folder.registry, "gpu.example.com-reg.sock");
+  const { signal } = new AbortController();
+  const claim = { name: "mine", namespace: "ns", claim: "gpu", uid: "u1", drivers: ["gpu.example.com"] };
+
+  /** A machine that writes down what it is told. */
+  const holder = () => {
+    const kept: (PreparedClaims | undefined)[] = [];
+    const machine: ClaimHolder = {
+      id: "m",
+      spec: { resource_claims: [claim] },
+      get prepared() {
+        return kept.at(-1);
+      },
+      keep: (prepared) => void kept.push(prepared),
+    };
+    return { kept, machine };
+  };
+  const isTaken = (driver: TestDriver, pluginRegistered = true) =>
+    vi.waitFor(() => expect(driver.told.at(-1)).toMatchObject({ pluginRegistered }), { timeout: 10_000 });
+  let driver: TestDriver;
+
+  beforeEach(() => (driver = new TestDriver()));
+  afterEach(() => driver.die());
+
+  test("makes claims ready, and takes them back", async () => {
+    await driver.listen(socket);
+    await isTaken(driver);
+    const { kept, machine } = holder();
+    await claims.prepare(machine, signal);
+    const device = { pool: "p", device: "d0", requests: ["gpu"], cdi: ["example.com/gpu=u1"] };
+    const names = { names: ["mine"], namespace: "ns", claim: "gpu" };
+    expect(kept).toEqual([
+      { u1: { ...names, drivers: { "gpu.example.com": null } } },
+      { u1: { ...names, drivers: { "gpu.example.com": [device] } } },
+    ]);
+    await claims.unprepare(machine, signal);
+    expect([driver.asked, kept.at(-1)]).toEqual([["prepare ns/gpu u1", "unprepare ns/gpu u1"], undefined]);
+  });
+
+  test("is asked again when it is back after it was killed", async () => {
+    await driver.listen(socket);
+    await isTaken(driver);
+    driver.die();
+    const { machine } = holder();
+    await expect(claims.prepare(machine, signal)).rejects.toThrow("prepare dynamic resources: NodePrepareResources: ");
+    rmSync(socket, { force: true });
+    driver = await new TestDriver().listen(socket);
+    await isTaken(driver);
+    await claims.prepare(machine, signal);
+    expect(driver.asked).toEqual(["prepare ns/gpu u1"]);
+  });
+
+  test("that has gone is not registered any more", async () => {
+    await driver.listen(socket);
+    await isTaken(driver);
+    rmSync(socket);
+    await vi.waitFor(
+      () => expect(claims.prepare(holder().machine, signal)).rejects.toThrow("gpu.example.com is not registered"),
+      { timeout: 10_000 },
+    );
+  });
+
+  test.each([
+    [{ supportedVersions: ["v1beta1.DRAPlugin"] }, "v1.DRAPlugin is not among [v1beta1.DRAPlugin]"],
+    [{ name: "Not a driver" }, '"Not a driver" is no name of a DRA driver'],
+  ])("is told why it is not taken: %o", async (info, told) => {
+    Object.assign(driver.info, info);
+    await driver.listen(socket);
+    await isTaken(driver, false);
+    expect(driver.told.at(-1)!.error).toContain(told);
   });
 });

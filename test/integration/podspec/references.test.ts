@@ -16,7 +16,7 @@ import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
 import { systemRandom } from "../../../src/util/random.ts";
 import { node as facts } from "../../unit/podspec/fixtures.ts";
-import { disksFrom } from "../../support/disks.ts";
+import { claimsFrom, disksFrom } from "../../support/disks.ts";
 
 const configMaps = resourcePath({ resource: "configmaps", namespace: "default" });
 
@@ -96,6 +96,7 @@ describe("rendering against an API server", () => {
       tokens: new TokenManager(parts),
       trustBundles: new TrustBundles(parts),
       disks: disksFrom({ kube: asNode, clock }),
+      claims: claimsFrom({ kube: asNode, clock }),
       node: () => node,
       facts: () => facts,
       backend: () => ({ name: "test", capabilities: new Set(ALL_CAPABILITIES) }),

@@ -12,7 +12,7 @@ import { parseResourceList } from "../../../src/resources/pod-resources.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import type { Clock } from "../../../src/util/clock.ts";
 import type { Random } from "../../../src/util/random.ts";
-import { disksFrom } from "../../support/disks.ts";
+import { claimsFrom, disksFrom } from "../../support/disks.ts";
 import { CLUSTER, NODE } from "../world/names.ts";
 import type { World } from "../world/world.ts";
 
@@ -65,6 +65,7 @@ export function rendererOf({ world, kube, clock, random, allocation, requeue }: 
     tokens: new TokenManager(wiring),
     trustBundles: new TrustBundles(wiring),
     disks: disksFrom(wiring),
+    claims: claimsFrom(wiring),
     node: () => world.capacity.node,
     facts,
     backend: () => BACKEND,

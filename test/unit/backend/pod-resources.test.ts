@@ -1,6 +1,7 @@
 /** What exporters of metrics and meta-plugins of networks are told of pods' devices. */
 import { createClient, createRouterTransport } from "@connectrpc/connect";
 import { describe, expect, test } from "vitest";
+import type { PreparedClaims } from "../../../providers/local/claims.ts";
 import type { HeldDevices } from "../../../providers/local/devices.ts";
 import { PodResourcesLister } from "../../../providers/local/plugins/api/pod-resources/api.gen.js";
 import { podResources } from "../../../providers/local/plugins/pod-resources.ts";
@@ -27,7 +28,8 @@ function machine(pod: string, devices?: HeldDevices | "lost", isOver = false) {
     ],
     containers: [{ name: "a", image: "i" }],
   };
-  return { isOver, spec, record: { devices } };
+  const record: { devices?: HeldDevices | "lost" | undefined; prepared?: PreparedClaims } = { devices };
+  return { isOver, spec, record };
 }
 
 function lister(...machines: ReturnType<typeof machine>[]) {
@@ -40,6 +42,35 @@ function lister(...machines: ReturnType<typeof machine>[]) {
 }
 
 describe("the pods of this host", () => {
+  test("are told with the claims that their containers name", async () => {
+    const pod = machine("p");
+    pod.spec.containers[0]!.claims = [{ name: "gpu" }];
+    const devices = [{ pool: "p", device: "d0", requests: [], cdi: ["example.com/gpu=0"] }];
+    const claim = { names: ["gpu"], namespace: "ns", claim: "p-gpu", drivers: { "gpu.example.com": devices } };
+    const prepared = { u1: claim, u2: { ...claim, names: ["other"] } };
+    const { podResources: pods } = await lister({ ...pod, record: { ...pod.record, prepared } }).list({});
+    expect(pods[0]!.containers).toMatchObject([
+      { name: "side", dynamicResources: [] },
+      {
+        name: "a",
+        dynamicResources: [
+          {
+            claimName: "p-gpu",
+            claimNamespace: "ns",
+            claimResources: [
+              {
+                driverName: "gpu.example.com",
+                poolName: "p",
+                deviceName: "d0",
+                cdiDevices: [{ name: "example.com/gpu=0" }],
+              },
+            ],
+          },
+        ],
+      },
+    ]);
+  });
+
   test("are told with the devices of the containers that stay", async () => {
     const held = {
       init: [holding({ id: "g0" })],

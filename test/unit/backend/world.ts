@@ -19,6 +19,7 @@ import type {
 } from "../../../providers/local/engine.ts";
 import type { EvictionOptions } from "../../../providers/local/host-care.ts";
 import type { Observations } from "../../../providers/local/pressure/thresholds.ts";
+import type { ClaimManager } from "../../../providers/local/plugins/claim-manager.ts";
 import type { DeviceManager } from "../../../providers/local/plugins/device-manager.ts";
 import type { PluginOptions } from "../../../providers/local/plugins/host-plugins.ts";
 import { LocalProvider } from "../../../providers/local/provider.ts";
@@ -110,6 +111,7 @@ export class World {
   /** The plugins of the host, and who gives out their devices. Default: there are none. */
   plugins: PluginOptions | undefined;
   devices!: DeviceManager;
+  claims!: ClaimManager;
   /** When machines are evicted, and what their host has left. Default: never. */
   eviction: EvictionOptions | undefined;
   observed: Observations = new Map();
@@ -151,7 +153,10 @@ export class World {
       stateDir: this.stateDir,
       secrets: this.secrets,
       persistentVolumes: this.persistentVolumes,
-      plugins: this.plugins && { ...this.plugins, onReady: (devices) => (this.devices = devices) },
+      plugins: this.plugins && {
+        ...this.plugins,
+        onReady: (devices, claims) => Object.assign(this, { devices, claims }),
+      },
       eviction: this.eviction,
       observe: () => Promise.resolve(this.observed),
       clock: this.clock,

@@ -523,7 +523,8 @@ describe("the roles", () => {
 
 /** Names of pods' own objects are any. */
 function neededKey({ attributes: a }: Permission): string {
-  const anyName = ["secrets", "configmaps", "persistentvolumeclaims"].includes(a.resource) && a.name === "probe";
+  const anyName =
+    ["secrets", "configmaps", "persistentvolumeclaims", "resourceclaims"].includes(a.resource) && a.name === "probe";
   const name = (anyName || a.resource === "serviceaccounts" ? undefined : a.name) ?? "*";
   return keyOf({
     verb: a.verb,

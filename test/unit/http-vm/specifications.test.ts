@@ -163,8 +163,9 @@ describe("every specification that is admitted", () => {
 function coherent(spec: MachineSpec): MachineSpec {
   let next = 0;
   const name = () => (next++ === 0 ? "constructor" : `c${next}`);
-  const rename = <T extends { name: string; mounts?: unknown; devices?: unknown }>(list: T[] | undefined) =>
-    (list ?? []).map(({ mounts: _dropped, devices: _too, ...rest }) => ({ ...rest, name: name() }));
+  const rename = <T extends { name: string; mounts?: unknown; devices?: unknown; claims?: unknown }>(
+    list: T[] | undefined,
+  ) => (list ?? []).map(({ mounts: _dropped, devices: _too, claims: _three, ...rest }) => ({ ...rest, name: name() }));
   return {
     ...spec,
     containers: rename(spec.containers),

@@ -69,6 +69,7 @@ const NEEDS: Record<string, readonly (readonly [pod: Pod, path: string])[]> = {
   share_process_namespace: [[podWith({ shareProcessNamespace: true }), "spec.shareProcessNamespace"]],
   user_namespace: [[podWith({ hostUsers: false }), "spec.hostUsers"]],
   hostname: [[podWith({ subdomain: "x" }), "spec.subdomain"]],
+  resource_claims: [[podWith({ resourceClaims: [{ name: "gpu", resourceClaimName: "gpu" }] }), "spec.resourceClaims"]],
   hosts: [[podWith({ hostAliases: [{ ip: "1.1.1.1" }] }), "spec.hostAliases"]],
   dns: [
     [podWith({ dnsPolicy: "None" }), "spec.dnsPolicy"],
@@ -296,7 +297,6 @@ const REFUSED: readonly (readonly [path: string, pod: Pod])[] = [
     "spec.containers[0].env[0].valueFrom.fileKeyRef",
     podWithContainer({ env: [{ name: "A", valueFrom: { fileKeyRef: { key: "k", path: "p", volumeName: "v" } } }] }),
   ],
-  ["spec.resourceClaims", podWith({ resourceClaims: [{ name: "r" }] })],
   ["spec.securityContext.seccompProfile", podWith({ securityContext: { seccompProfile: { type: "Localhost" } } })],
 ];
 

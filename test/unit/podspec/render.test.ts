@@ -3,6 +3,7 @@ import { ALL_CAPABILITIES } from "../../../src/provider/capabilities.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
 import type { RenderInput } from "../../../src/podspec/render/context.ts";
 import { renderEphemeralContainers, renderMachineSpec } from "../../../src/podspec/render/render.ts";
+import type { ClaimsLookup } from "../../../src/podspec/types.ts";
 import { configMap, found, inputFor, podWith, podWithContainer, referencesWith, secret } from "./fixtures.ts";
 
 function ready(input: RenderInput): { spec: MachineSpec; reasons: string[] } {
@@ -352,6 +353,44 @@ describe("waiting", () => {
     expect(result.kind === "wait" && result.waiting.get("app")?.message).toBe(
       "readiness probe of container app: port ghost not found",
     );
+  });
+});
+
+describe("resource claims", () => {
+  const claim = { name: "gpu", namespace: "shop", claim: "web-gpu", uid: "u1", drivers: ["gpu.example.com"] };
+  const pod = podWithContainer(
+    { resources: { claims: [{ name: "gpu", request: "big" }, { name: "left-out" }] } },
+    { resourceClaims: [{ name: "gpu", resourceClaimTemplateName: "gpu" }, { name: "left-out" }] },
+  );
+  const rendered = (claims: ClaimsLookup | undefined) =>
+    renderMachineSpec(inputFor(pod, { references: { ...referencesWith({}), claims } }));
+
+  test("are the machine's, and those of them a container's that it names", () => {
+    expect(rendered({ kind: "found", claims: [claim] })).toMatchObject({
+      kind: "ready",
+      spec: { resource_claims: [claim], containers: [{ claims: [{ name: "gpu", request: "big" }] }] },
+    });
+  });
+
+  test("are waited for in a kubelet's words", () => {
+    expect(rendered({ kind: "waiting", message: "ResourceClaim web-gpu: not allocated" })).toMatchObject({
+      kind: "wait",
+      events: [
+        {
+          type: "Warning",
+          reason: "FailedPrepareDynamicResources",
+          message:
+            "Failed to prepare dynamic resources: prepare dynamic resources: ResourceClaim web-gpu: not allocated",
+        },
+      ],
+    });
+  });
+
+  test.each<[string, ClaimsLookup | undefined]>([
+    ["nothing is wrong yet", { kind: "waiting" }],
+    ["nobody has looked at them", undefined],
+  ])("are waited for without a word while %s", (_why, claims) => {
+    expect(rendered(claims)).toMatchObject({ kind: "wait", events: [] });
   });
 });
 

@@ -1,0 +1,183 @@
+/**
+ * Has the plugins of Dynamic Resource Allocation's drivers make claims ready for machines, and take them back: as a
+ * kubelet's DRA manager (pkg/kubelet/cm/dra), whose words the refusals have.
+ *
+ * A machine's record says that a driver is about to be asked before it is, so whatever is killed, the claim is taken
+ * back at the machine's end. A claim that several machines have is taken back with the last of them; what is done with
+ * one claim is done in turn, or the last one's end would take it from a new one.
+ */
+import { type Logger, toError } from "../../../src/provider/kit/index.ts";
+import {
+  askedClaims,
+  type ClaimHolder,
+  type ClaimSource,
+  ClaimsNotReady,
+  type PreparedClaim,
+  type PreparedClaims,
+} from "../claims.ts";
+import type { ClaimName, DraPlugin } from "./dra-plugin.ts";
+import { judgePrepared } from "./judge.ts";
+
+interface ClaimManagerOptions {
+  logger: Logger;
+  /** Machines that are not over, with what they have. */
+  holders: () => Iterable<Pick<ClaimHolder, "id" | "prepared">>;
+  connect: (socket: string) => DraPlugin;
+}
+
+/** Drivers of this host, and plugins of one driver (an old one and its successor). */
+const MAX_DRIVERS = 64;
+const MAX_PLUGINS = 8;
+
+interface Registered {
+  socket: string;
+  api: DraPlugin;
+}
+
+export class ClaimManager implements ClaimSource {
+  readonly #options: ClaimManagerOptions;
+  /** By driver, the newest last. */
+  readonly #drivers = new Map<string, Registered[]>();
+  /** By claim, what is being done with it. */
+  readonly #turns = new Map<string, Promise<unknown>>();
+
+  constructor(options: ClaimManagerOptions) {
+    this.#options = options;
+  }
+
+  // --- plugins ---
+
+  /**
+   * Takes the plugin at a socket as one of this driver's.
+   * @returns has it not asked any more
+   * @throws Error that tells the plugin why it is not taken
+   */
+  register(driver: string, socket: string): () => void {
+    const known = this.#drivers.get(driver) ?? [];
+    if (known.length === 0 && this.#drivers.size >= MAX_DRIVERS)
+      throw new Error(`there are ${MAX_DRIVERS} DRA drivers already`);
+    if (known.length >= MAX_PLUGINS)
+      throw new Error(`there are ${MAX_PLUGINS} plugins of DRA driver ${driver} already`);
+    if (known.some((each) => each.socket === socket))
+      throw new Error(`endpoint ${socket} already registered for DRA driver plugin ${driver}`);
+    const registered: Registered = { socket, api: this.#options.connect(socket) };
+    this.#drivers.set(driver, [...known, registered]);
+    this.#options.logger.info({ driver, socket }, "A DRA driver's plugin has registered");
+    return () => this.#unregister(driver, registered);
+  }
+
+  #unregister(driver: string, registered: Registered): void {
+    registered.api.close();
+    const others = (this.#drivers.get(driver) ?? []).filter((each) => each !== registered);
+    if (others.length > 0) this.#drivers.set(driver, others);
+    else this.#drivers.delete(driver);
+    this.#options.logger.info({ driver, socket: registered.socket }, "A DRA driver's plugin has gone");
+  }
+
+  close(): void {
+    for (const plugins of this.#drivers.values()) for (const { api } of plugins) api.close();
+  }
+
+  // --- claims ---
+
+  async prepare(holder: ClaimHolder, signal: AbortSignal): Promise<void> {
+    const asked = askedClaims(holder.spec);
+    if (Object.keys(asked).length === 0) return;
+    try {
+      // As a kubelet, before anything is written: who never asked a driver need not wait for it at its end.
+      for (const [uid, { claim, namespace, drivers }] of Object.entries(asked)) {
+        for (const driver of Object.keys(drivers)) this.#plugin(driver);
+        const old = this.#others(holder).find(
+          (each) => each.uid !== uid && each.claim === claim && each.namespace === namespace,
+        );
+        if (old !== undefined)
+          throw new Error(
+            `old ResourceClaim with same name ${claim} and different UID ${old.uid} still exists (previous pod force-deleted?!)`,
+          );
+      }
+      holder.keep(asked);
+      const ready: Record<string, PreparedClaim> = {};
+      for (const [uid, claim] of Object.entries(asked))
+        ready[uid] = await this.#inTurn(uid, () => this.#prepareOne(uid, claim, signal));
+      signal.throwIfAborted();
+      holder.keep(ready);
+    } catch (thrown) {
+      signal.throwIfAborted();
+      throw new ClaimsNotReady(`prepare dynamic resources: ${toError(thrown).message}`, { cause: thrown });
+    }
+  }
+
+  async #prepareOne(uid: string, asked: PreparedClaim, signal: AbortSignal): Promise<PreparedClaim> {
+    signal.throwIfAborted();
+    const drivers: PreparedClaim["drivers"] = {};
+    for (const driver of Object.keys(asked.drivers)) {
+      const answers = await this.#plugin(driver)
+        .prepare([nameOf(uid, asked)], signal)
+        .catch((thrown: unknown) => {
+          throw new Error(`NodePrepareResources: ${toError(thrown).message}`, { cause: thrown });
+        });
+      const answer = answers[uid];
+      if (answer === undefined) throw new Error("NodePrepareResources skipped 1 ResourceClaims");
+      if (answer.error !== "")
+        throw new Error(`NodePrepareResources failed for ResourceClaim ${asked.claim}: ${answer.error}`);
+      drivers[driver] = judgePrepared(answer);
+    }
+    return { ...asked, drivers };
+  }
+
+  async unprepare(holder: ClaimHolder, signal: AbortSignal): Promise<void> {
+    for (const [uid, claim] of Object.entries(holder.prepared ?? {}))
+      await this.#inTurn(uid, async () => {
+        signal.throwIfAborted();
+        if (!this.#others(holder).some((each) => each.uid === uid)) await this.#unprepareOne(uid, claim, signal);
+        // Before anybody else's turn: of two that end together, the second one has to see that it is the last.
+        const { [uid]: _gone, ...left } = holder.prepared ?? {};
+        holder.keep(Object.keys(left).length > 0 ? left : undefined);
+      });
+  }
+
+  async #unprepareOne(uid: string, claim: PreparedClaim, signal: AbortSignal): Promise<void> {
+    for (const driver of Object.keys(claim.drivers)) {
+      const answers = await this.#plugin(driver)
+        .unprepare([nameOf(uid, claim)], signal)
+        .catch((thrown: unknown) => {
+          throw new Error(`NodeUnprepareResources: ${toError(thrown).message}`, { cause: thrown });
+        });
+      const answer = answers[uid];
+      if (answer === undefined) throw new Error("NodeUnprepareResources skipped 1 ResourceClaims");
+      if (answer.error !== "")
+        throw new Error(`NodeUnprepareResources failed for ResourceClaim ${claim.claim}: ${answer.error}`);
+    }
+  }
+
+  /** The newest one. @throws Error when the driver has none */
+  #plugin(driver: string): DraPlugin {
+    const newest = this.#drivers.get(driver)?.at(-1);
+    if (newest === undefined) throw new Error(`DRA driver ${driver} is not registered`);
+    return newest.api;
+  }
+
+  /** What the other machines have. */
+  #others({ id }: ClaimHolder): { uid: string; namespace: string; claim: string }[] {
+    return [...this.#options.holders()]
+      .filter((each) => each.id !== id)
+      .flatMap(({ prepared = {} }: { prepared?: PreparedClaims | undefined }) =>
+        Object.entries(prepared).map(([uid, { namespace, claim }]) => ({ uid, namespace, claim })),
+      );
+  }
+
+  async #inTurn<T>(uid: string, work: () => Promise<T>): Promise<T> {
+    const before = this.#turns.get(uid);
+    const turn = Promise.resolve(before).then(work, work);
+    this.#turns.set(uid, turn);
+    try {
+      return await turn;
+    } finally {
+      if (this.#turns.get(uid) === turn) this.#turns.delete(uid);
+    }
+  }
+}
+
+function nameOf(uid: string, { namespace, claim }: PreparedClaim): ClaimName {
+  return { namespace, uid, name: claim };
+}
