@@ -43,7 +43,7 @@ const PAGE = ["server.js", "assets.js", "cluster-view.js", "feed.js", "guard.js"
   (file) => `ui/${file}`,
 );
 /** Not in the image: it is for a person's own machine, and an image runs in a cluster. */
-const FOR_A_DESK = ["devcluster", "cli/dev.js", "cli/demo.js", "cli/ui.js", "cli/page.js", ...PAGE];
+const FOR_A_DESK = ["devcluster", "cli/dev.js", "cli/demo.js", "cli/ui.js", "cli/page.js", "cli/pod-kit", ...PAGE];
 const PACKAGES_FOR_A_DESK = ["node_modules/@xterm/xterm", "node_modules/@xterm/addon-fit"];
 
 /** @param folder is replaced. @throws Error that names a package of the lock file that is not installed */

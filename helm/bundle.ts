@@ -16,7 +16,7 @@ const ENTRIES = [
   "src/cli/main.js",
   "src/cli/kubectl-vmlet.js",
   "src/cli/kubectl_complete-vmlet.js",
-  "src/cli/demo-program.js",
+  "src/cli/child-program.js",
   "src/index.js",
   "src/provider/kit/index.js",
   "providers/http-vm/index.js",

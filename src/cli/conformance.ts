@@ -17,6 +17,9 @@ import {
   type CheckResult,
   type ConformanceReport,
 } from "../provider/kit/index.ts";
+import type { Check } from "../provider/kit/check.ts";
+import { ConfigError } from "../config/load.ts";
+import type { PodConformanceOptions } from "./pod-kit/run.ts";
 import { silentLogger } from "../telemetry/logger.ts";
 import { toError } from "../util/errors.ts";
 import { signalToStop } from "./exit.ts";
@@ -41,6 +44,7 @@ interface Flags {
   trace?: boolean | undefined;
   keep?: boolean | undefined;
   junit?: string | undefined;
+  pods?: boolean | undefined;
   restartCommand?: string | undefined;
   patience: number;
   concurrency: number;
@@ -70,6 +74,10 @@ export function conformanceCommand(): Command {
       "sh script of a container that echoes on --echo-port, for the check of port forwarding",
     )
     .option("--echo-port <port>", "TCP port of --echo-command", wholeNumber)
+    .option(
+      "--pods",
+      "run pods on it instead, as a cluster does: through an agent, which is killed in the middle, and a small API server",
+    )
     .option("--only <names>", "only checks whose names begin with one of these, separated by commas", names)
     .option("--restart-command <command>", "shell command that restarts the backend: what survives that is checked too")
     .option("--list", "print the checks and why each is there, and run none")
@@ -84,7 +92,7 @@ export function conformanceCommand(): Command {
       "\nExit codes: 0 every check passed or was skipped, 1 a check failed, 2 a flag is wrong or the backend could not be checked.",
     )
     .action(async (url: string | undefined, flags: Flags, command: Command) => {
-      if (flags.list === true) print(listOfChecks(flags.only).join("\n"));
+      if (flags.list === true) print(listOfChecks(flags.only, await checksOf(flags)).join("\n"));
       else if (url !== undefined && flags.module === undefined) process.exitCode = await check(url, flags);
       else if (url === undefined && flags.module !== undefined)
         process.exitCode = await checkModule(flags.module, flags);
@@ -92,17 +100,39 @@ export function conformanceCommand(): Command {
     });
 }
 
+/** What a check of either kind says of itself. */
+interface AnyCheck extends Pick<Check, "name" | "why" | "needs" | "needsHttp" | "needsRestart"> {
+  restarts?: "agent" | "backend" | undefined;
+}
+
+async function checksOf({ pods }: Flags): Promise<readonly AnyCheck[]> {
+  return pods === true ? (await podKit()).podChecks() : CHECKS;
+}
+
+/** The container image, which is for clusters, has no small one of its own. */
+async function podKit() {
+  try {
+    return await import("./pod-kit/run.ts");
+  } catch (thrown) {
+    if ((thrown as NodeJS.ErrnoException).code !== "ERR_MODULE_NOT_FOUND") throw thrown;
+    throw new ConfigError("--pods is not in the container image: install the package, or take a checkout of vmlet", {
+      cause: thrown,
+    });
+  }
+}
+
 /**
  * Each check, what it needs, and why it is there.
  * @internal
  */
-export function listOfChecks(only: readonly string[] = [""]): string[] {
-  return CHECKS.filter(({ name }) => only.some((prefix) => name.startsWith(prefix))).map(
-    ({ name, why, needs = [], needsHttp, needsRestart }) => {
-      const all = [...needs, ...(needsHttp ? ["a URL"] : []), ...(needsRestart ? ["--restart-command"] : [])];
+export function listOfChecks(only: readonly string[] = [""], checks: readonly AnyCheck[] = CHECKS): string[] {
+  return checks
+    .filter(({ name }) => only.some((prefix) => name.startsWith(prefix)))
+    .map(({ name, why, needs = [], needsHttp, needsRestart, restarts }) => {
+      const isRestart = needsRestart === true || restarts === "backend";
+      const all = [...needs, ...(needsHttp ? ["a URL"] : []), ...(isRestart ? ["--restart-command"] : [])];
       return `${name}${all.length > 0 ? ` (needs ${all.join(", ")})` : ""}\n      ${why}`;
-    },
-  );
+    });
 }
 
 function jsonObject(text: string): Record<string, unknown> {
@@ -127,11 +157,16 @@ function wholeNumber(text: string): number {
 }
 
 /** What the flags cannot mean together; a run that leaves out what was asked for would look like one that passed it. */
-function faultOf({ only = [], echoCommand, echoPort, restartCommand, module }: Flags): string | undefined {
+function faultOf(flags: Flags, checks: readonly AnyCheck[]): string | undefined {
+  const { only = [], echoCommand, echoPort, restartCommand, module, pods, allowPlainHttp } = flags;
+  if (pods === true && echoCommand !== undefined)
+    return "--echo-command is for checks of the Machine API, not for --pods";
+  if (pods === true && allowPlainHttp === true)
+    return "--allow-plain-http is not for --pods: an agent takes http:// on loopback alone";
   if ((echoCommand === undefined) !== (echoPort === undefined)) return "--echo-command and --echo-port go together";
   if (restartCommand !== undefined && module !== undefined)
     return "--restart-command is for a backend of its own; a module runs in this process";
-  const unknown = only.filter((prefix) => !CHECKS.some(({ name }) => name.startsWith(prefix)));
+  const unknown = only.filter((prefix) => !checks.some(({ name }) => name.startsWith(prefix)));
   return unknown.length > 0 ? `--only: no check's name begins with ${unknown.join(" or ")}` : undefined;
 }
 
@@ -151,7 +186,8 @@ async function checkModule(file: string, flags: Flags): Promise<number> {
 }
 
 async function check(url: string, flags: Flags): Promise<number> {
-  const fault = faultOf(flags);
+  const checks = await checksOf(flags);
+  const fault = faultOf(flags, checks);
   if (fault !== undefined) {
     process.stderr.write(`vmlet conformance: ${fault}\n`);
     return 2;
@@ -173,28 +209,33 @@ async function check(url: string, flags: Flags): Promise<number> {
     provider = backend;
     const progress = new Progress();
     let done = 0;
-    const all = CHECKS.filter(({ name }) => flags.only?.some((prefix) => name.startsWith(prefix)) ?? true).length;
-    const report = await progress.of("Checking the backend", (tell) =>
-      runConformance(backend, {
-        http: httpTarget(target),
+    const all = checks.filter(({ name }) => flags.only?.some((prefix) => name.startsWith(prefix)) ?? true).length;
+    const report = await progress.of("Checking the backend", (tell) => {
+      const common = {
         signal: AbortSignal.any([signalToStop(), outputIsGone()]),
-        exchanges,
         keep: flags.keep,
         restart: restartCommand === undefined ? undefined : () => runCommand(restartCommand),
         patienceMs: flags.patience * 1000,
         concurrency: flags.concurrency,
         image: flags.image,
         only: flags.only,
-        echo:
-          flags.echoCommand === undefined || flags.echoPort === undefined
-            ? undefined
-            : { command: ["sh", "-c", flags.echoCommand], port: flags.echoPort },
-        onResult: (result) => {
+        onResult: (result: CheckResult) => {
           tell(`${++done} of ${all}`);
           if (flags.json !== true) progress.above(() => printResult(result));
         },
-      }),
-    );
+      };
+      return flags.pods === true
+        ? onPods(backend, { type: "http-vm", url, ...credentials }, { ...common, trace: flags.trace })
+        : runConformance(backend, {
+            ...common,
+            http: httpTarget(target),
+            exchanges,
+            echo:
+              flags.echoCommand === undefined || flags.echoPort === undefined
+                ? undefined
+                : { command: ["sh", "-c", flags.echoCommand], port: flags.echoPort },
+          });
+    });
     if (flags.junit !== undefined) await writeFile(flags.junit, toJunit(report));
     print(flags.json === true ? JSON.stringify(report, null, 2) : closingLines(report).join("\n"));
     return report.failed === 0 ? 0 : 1;
@@ -204,6 +245,15 @@ async function check(url: string, flags: Flags): Promise<number> {
   } finally {
     await provider?.close();
   }
+}
+
+async function onPods(
+  provider: HttpVmProvider,
+  backend: Record<string, unknown>,
+  options: Omit<PodConformanceOptions, "provider" | "backend">,
+): Promise<ConformanceReport> {
+  const { runPodConformance } = await podKit();
+  return await runPodConformance({ ...options, provider, backend });
 }
 
 const WORDS = { passed: "ok  ", failed: "FAIL", skipped: "skip" } as const;

@@ -13,7 +13,7 @@ import type { Machine } from "../provider/machine.ts";
 import { silentLogger } from "../telemetry/logger.ts";
 import { systemClock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
-import type { DemoAgent } from "./demo-agent.ts";
+import type { ChildAgent } from "./child-agent.ts";
 import { packageFile } from "./version.ts";
 
 const NAMESPACE = "default";
@@ -23,7 +23,7 @@ const POLL_MS = 200;
 interface DemoOptions {
   kubeconfig: string;
   nodeName: string;
-  agent: DemoAgent;
+  agent: ChildAgent;
   /** What the backend has. */
   machines(): Promise<readonly Machine[]>;
   signal: AbortSignal;

@@ -140,7 +140,7 @@ export async function clusterIdOf(stateDir: string, logger: Logger): Promise<str
 export function machinesOf(
   provider: Provider,
   labels: Record<string, string>,
-): Pick<DevMachines, "list" | "remove" | "dial"> {
+): Pick<DevMachines, "list" | "dial"> & { remove(isKept?: (machine: Machine) => boolean): Promise<void> } {
   // A backend that somebody writes may not look at labels yet, and have others' machines.
   const having = async (own: Record<string, string>, signal: AbortSignal) => {
     const { items } = await provider.getPods({ labels: own, signal });
@@ -149,16 +149,17 @@ export function machinesOf(
   const list = (signal: AbortSignal) => having(labels, signal);
   return {
     list,
-    async remove() {
+    async remove(isKept = () => false) {
       const signal = AbortSignal.timeout(REMOVAL_MS);
       const places = new PQueue({ concurrency: REMOVED_AT_ONCE });
-      const removals = (await list(signal)).map(({ id }) =>
+      const left = async () => (await list(signal)).filter((machine) => !isKept(machine));
+      const removals = (await left()).map(({ id }) =>
         places.add(() => provider.deletePod(id, { force: true, signal })),
       );
       await Promise.allSettled(removals);
       // Throws what the first failed with.
       await Promise.all(removals);
-      while ((await list(signal)).length > 0) await systemClock.sleep(50, signal);
+      while ((await left()).length > 0) await systemClock.sleep(50, signal);
     },
     dial:
       provider.portForward &&

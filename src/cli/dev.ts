@@ -17,7 +17,7 @@ import { systemClock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
 import { systemRandom } from "../util/random.ts";
 import { runDemo } from "./demo.ts";
-import { DemoAgent } from "./demo-agent.ts";
+import { ChildAgent } from "./child-agent.ts";
 import type { EngineName } from "./dev-engine.ts";
 import { FIRST_PORT, mustBeFree, startSmallCluster } from "./dev-cluster.ts";
 import { claimFolder } from "./dev-folder.ts";
@@ -220,7 +220,7 @@ async function demo(options: {
 }): Promise<number> {
   const { config, configFile, kubeconfig, machines, nodeName, stop } = options;
   await writeFile(configFile, config, { mode: 0o600 });
-  const agent = new DemoAgent(configFile);
+  const agent = new ChildAgent(configFile);
   try {
     const list = () => machines.list(stop);
     return await runDemo({ kubeconfig, nodeName, agent, machines: list, signal: stop });

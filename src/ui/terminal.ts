@@ -25,9 +25,25 @@ interface TerminalTarget {
   container: string;
 }
 
-/** @throws KubeApiError with the API server's refusal, HttpError for what cannot be done, the signal's reason */
-export async function openTerminal(
+/** A shell on a terminal. @throws as `openExec` */
+export function openTerminal(
+  target: TerminalTarget,
+  credentials: Credentials,
+  signal: AbortSignal,
+): Promise<WebSocket> {
+  return openExec(target, { command: SHELL, stdin: true, stdout: true, tty: true }, credentials, signal);
+}
+
+/**
+ * A command whose messages wait until the socket is resumed.
+ * @throws KubeApiError with the API server's refusal, HttpError for what cannot be done, the signal's reason
+ */
+export async function openExec(
   { namespace, pod, container }: TerminalTarget,
+  {
+    command,
+    ...streams
+  }: { command: readonly string[] } & Partial<Record<"stdin" | "stdout" | "stderr" | "tty", true>>,
   { server, proxyUrl, headers, tls }: Credentials,
   signal: AbortSignal,
 ): Promise<WebSocket> {
@@ -35,9 +51,8 @@ export async function openTerminal(
     throw new HttpError(501, "the kubeconfig has a proxy-url: terminals do not go through proxies, use kubectl exec");
   const url = new URL(server + resourcePath({ resource: "pods", namespace, name: pod, subresource: "exec" }));
   url.protocol = url.protocol === "http:" ? "ws:" : "wss:";
-  const query = { container, stdin: "true", stdout: "true", tty: "true" };
-  for (const [name, value] of Object.entries(query)) url.searchParams.set(name, value);
-  for (const word of SHELL) url.searchParams.append("command", word);
+  for (const [name, value] of Object.entries({ container, ...streams })) url.searchParams.set(name, String(value));
+  for (const word of command) url.searchParams.append("command", word);
   const socket = new WebSocket(url, PROTOCOLS, {
     ...tls,
     headers,

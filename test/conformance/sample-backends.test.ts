@@ -12,6 +12,7 @@ import { promisify } from "node:util";
 import { afterEach, beforeEach, describe, expect, test } from "vitest";
 import { httpTarget, HttpVmProvider } from "../../providers/http-vm/index.ts";
 import { writeSample } from "../../src/cli/new.ts";
+import { runPodConformance } from "../../src/cli/pod-kit/run.ts";
 import { runConformance } from "../../src/provider/kit/index.ts";
 import { allDeleted } from "./all-deleted.ts";
 
@@ -115,5 +116,18 @@ describe.each(SAMPLES)("the sample in $lang", ({ lang, command }) => {
     const forOtherReasons = skipped.filter(({ message }) => !/capability|port|patches/.test(message ?? ""));
     expect(forOtherReasons).toEqual([]);
     expect(report.passed).toBeGreaterThan(150);
+  });
+
+  test("runs pods as a cluster's owner expects, when agent and sample are killed in the middle", async () => {
+    const { results, failed, passed } = await runPodConformance({
+      ...{ provider, signal: new AbortController().signal, patienceMs: 60_000, concurrency: 8 },
+      backend: { type: "http-vm", url: target.url, ...target.credentials },
+      restart: async () => {
+        await sample.kill();
+        await sample.start();
+      },
+    });
+    expect(results.filter(({ outcome }) => outcome === "failed")).toEqual([]);
+    expect({ failed, passed }).toEqual({ failed: 0, passed: 18 });
   });
 });

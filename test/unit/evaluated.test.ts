@@ -36,10 +36,10 @@ test("programs are started in these places only", () => {
     "providers/local/shim/spawn.ts",
     // systemctl, on a host whose backend is a service of systemd.
     "src/cli/backend-service.ts",
+    // An agent that is killed: the demo's, and that of `conformance --pods`.
+    "src/cli/child-agent.ts",
     // What restarts the backend that is checked, as its author's flag says.
     "src/cli/conformance.ts",
-    // The demo's agent, which it kills.
-    "src/cli/demo-agent.ts",
     "src/cli/host-state.ts",
     // Credential plugins of the kubeconfig and of registries, as the administrator's configuration names them.
     "src/util/run-program.ts",

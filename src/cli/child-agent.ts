@@ -1,12 +1,12 @@
-/** The demo's agent: a process of its own, so that it can be killed. */
+/** An agent in a process of its own, so that it can be killed: the demo's, and that of `conformance --pods`. */
 import { fork, type ChildProcess } from "node:child_process";
 import { once } from "node:events";
 import { extname, join } from "node:path";
 import { ENVIRONMENT } from "../config/load.ts";
 
-const PROGRAM = join(import.meta.dirname, `demo-program${extname(import.meta.filename)}`);
+const PROGRAM = join(import.meta.dirname, `child-program${extname(import.meta.filename)}`);
 
-export class DemoAgent {
+export class ChildAgent {
   readonly #configFile: string;
   readonly #failure = new AbortController();
   #child: ChildProcess;
