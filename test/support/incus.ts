@@ -1,4 +1,7 @@
-/** An Incus of a test's own: daemons in folders of their own, clustered over loopback, with a network and the image. */
+/**
+ * An Incus of a test's own: a cluster of two, one on this host and one on a host of its own (`incus-host.ts`), with the
+ * image, and a network of one name and range on each.
+ */
 import { execFileSync } from "node:child_process";
 import { existsSync } from "node:fs";
 import { mkdir, readFile } from "node:fs/promises";
@@ -9,6 +12,7 @@ import { freePort } from "../e2e/harness/ports.ts";
 import { waitFor } from "../e2e/harness/wait.ts";
 import type { ManagedProcess, Sandbox } from "../e2e/harness/processes.ts";
 import { missingForContainerd } from "./containerd.ts";
+import { startHost } from "./incus-host.ts";
 
 const INCUSD = "/usr/libexec/incus/incusd";
 const IMAGE = "vmlet-guest";
@@ -25,17 +29,21 @@ export async function missingForIncus(): Promise<string[]> {
   ];
 }
 
+type Member = "one" | "two";
+
 export interface TestIncus {
   /** Reached by TLS, with a certificate that is restricted to the project. */
   readonly cloud: IncusSettings;
-  /** The host's address on the instances' network. */
+  /** This host's address on the network of member `one`'s instances; another of it, that both members' reach. */
   readonly gateway: string;
-  readonly members: readonly ManagedProcess[];
+  readonly address: string;
   /** What `incus` says. */
   incus(...words: string[]): string;
   /** Names of the project's instances, whoever made them. */
   instances(): string[];
-  restart(member: number): Promise<void>;
+  /** The daemon dies; its instances run on. */
+  kill(member: Member): Promise<void>;
+  restart(member: Member): Promise<void>;
   stop(): Promise<void>;
 }
 
@@ -54,7 +62,7 @@ export interface IncusSettings {
 }
 
 /** Where it can be had, one that clones images: in one of folders each instance is a copy of 400 MB. */
-function storagePool(): { name: string; driver: string; config?: Readonly<Record<string, string>> } {
+function storagePool(): { name: string; driver: string; config?: { readonly size: string } } {
   const clones = existsSync("/dev/loop-control") && existsSync("/sbin/mkfs.btrfs");
   return clones ? { name: "default", driver: "btrfs", config: { size: "10GiB" } } : { name: "default", driver: "dir" };
 }
@@ -71,8 +79,8 @@ function restrictedCertificate(folder: string, incus: TestIncus["incus"]): { cer
 }
 
 interface StartOptions {
-  /** Of the guest in the image, in place of the usual one; it is told the host's address there. */
-  readonly guestConfig?: ((gateway: string) => string) | undefined;
+  /** Of the guest in the image, in place of the usual one; it is told `address` and `gateway`. */
+  readonly guestConfig?: ((address: string, gateway: string) => string) | undefined;
 }
 
 /** What was begun when it fails is taken away again: the host's network would keep it. */
@@ -90,27 +98,47 @@ async function start(
 ): Promise<Omit<TestIncus, "stop">> {
   const port = await freePort();
   const folder = join(sandbox.dir, "incus");
-  await mkdir(folder);
-  const env = { ...process.env, INCUS_DIR: folder };
-  const startMember = () => sandbox.spawn("incusd", INCUSD, ["--group", "root"], { env });
+  const host = await startHost(sandbox, port);
+  begun.use(host);
+  const folders = { one: folder, two: join(sandbox.dir, "incus-two") };
+  const envOf = (member: Member) => ({ ...process.env, INCUS_DIR: folders[member] });
+  const daemon = [INCUSD, "--group", "root"] as const;
+  const spawn = (member: Member) =>
+    member === "one"
+      ? sandbox.spawn(member, daemon[0], daemon.slice(1), { env: envOf(member) })
+      : host.spawn(member, daemon, envOf(member));
+  const ask = (member: Member, words: readonly string[], input?: object) =>
+    execFileSync("incus", words, {
+      env: envOf(member),
+      encoding: "utf8",
+      stdio: "pipe",
+      timeout: 60_000,
+      ...(input && { input: JSON.stringify(input) }),
+    });
+  const incus = (...words: string[]) => ask("one", words);
+  const members = new Map<Member, ManagedProcess>();
+  const startMember = async (member: Member) => {
+    members.set(member, spawn(member));
+    await waitFor({ what: "Incus to answer" }, () => ask(member, ["query", "/1.0"]));
+  };
   begun.defer(() => unmountAll(folder));
-  const members = [startMember()];
   begun.defer(async () => {
-    for (const member of members) await member.stop(20_000);
+    for (const member of members.values()) await member.stop(20_000);
   });
-  const incus = (...words: string[]) => execFileSync("incus", words, { env, encoding: "utf8", timeout: 60_000 });
-  const untilAnswers = () =>
-    waitFor({ what: "Incus to answer" }, () =>
-      execFileSync("incus", ["query", "/1.0"], { env, stdio: "ignore", timeout: 10_000 }),
-    );
-  await untilAnswers();
-  const address = `127.0.0.1:${port}`;
+  for (const member of ["one", "two"] as const) {
+    await mkdir(folders[member]);
+    await startMember(member);
+  }
+  const address = `${host.near}:${port}`;
   const network = `vmt${port}`;
   const gateway = `10.${100 + (port % 100)}.${port % 250}.1`;
+  const pool = storagePool();
   const preseed = {
     config: { "core.https_address": address, "cluster.https_address": address },
-    storage_pools: [storagePool()],
-    networks: [{ name: network, config: { "ipv4.address": `${gateway}/24`, "ipv6.address": "none" } }],
+    storage_pools: [pool],
+    networks: [
+      { name: network, config: { "ipv4.address": `${gateway}/24`, "ipv4.nat": "true", "ipv6.address": "none" } },
+    ],
     projects: [{ name: "burst", config: { "features.networks": "false" } }],
     cluster: { server_name: "one", enabled: true },
   };
@@ -119,7 +147,13 @@ async function start(
     if (incus("network", "list", "--format", "csv", "--columns", "n").split("\n").includes(network))
       incus("network", "delete", network);
   });
-  execFileSync("incus", ["admin", "init", "--preseed"], { env, input: JSON.stringify(preseed) });
+  ask("one", ["admin", "init", "--preseed"], preseed);
+  // The least: so long a member may be silent before its instances are out of sight.
+  incus("config", "set", "cluster.offline_threshold", "11");
+  const cluster_token = incus("cluster", "add", "two", "--quiet").trim().split("\n").at(-1);
+  const size = pool.config && { entity: "storage-pool", name: pool.name, key: "size", value: pool.config.size };
+  const joining = { enabled: true, server_name: "two", server_address: `${host.far}:${port}`, cluster_token };
+  ask("two", ["admin", "init", "--preseed"], { cluster: { ...joining, member_config: size ? [size] : [] } });
   const instances = () => {
     const told = incus("query", "/1.0/instances?project=burst");
     return (JSON.parse(told) as string[]).map((path) => new URL(path, "http://incus").pathname.split("/").at(-1)!);
@@ -142,18 +176,22 @@ async function start(
   };
   const file = join(sandbox.dir, "guest.tar");
   const signal = AbortSignal.timeout(600_000);
-  const fingerprint = await buildGuestImage(file, { suite: "bookworm", guestConfig: guestConfig?.(gateway), signal });
+  const fingerprint = await buildGuestImage(file, {
+    suite: "bookworm",
+    guestConfig: guestConfig?.(host.near, gateway),
+    signal,
+  });
   await bringImage(cloud, { file, fingerprint, alias: IMAGE }, { signal });
   return {
     cloud,
     gateway,
-    members,
+    address: host.near,
     incus,
     instances,
+    kill: (member) => members.get(member)!.kill("SIGKILL"),
     async restart(member) {
-      await members[member]!.kill("SIGKILL");
-      members[member] = startMember();
-      await untilAnswers();
+      await members.get(member)!.kill("SIGKILL");
+      await startMember(member);
     },
   };
 }

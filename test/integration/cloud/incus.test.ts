@@ -41,7 +41,7 @@ async function failsHalfWay(): Promise<void> {
     mounts: output("cat", "/proc/mounts").includes(sandbox.dir),
   });
   let before: object | undefined;
-  const guestConfig = (gateway: string) => {
+  const guestConfig = (_address: string, gateway: string) => {
     const line = output("ip", "-o", "-4", "address")
       .split("\n")
       .find((each) => each.includes(` ${gateway}/`));
@@ -56,7 +56,7 @@ async function failsHalfWay(): Promise<void> {
 
 /** What it says it is, and that it serves. */
 const PROGRAM = `echo hello from $(hostname); echo here >/tmp/index.html; httpd -p 8080 -h /tmp; ${serve}`;
-const START_MS = 120_000;
+const START_MS = 240_000;
 
 function pods(): void {
   const cleanups: (() => Promise<unknown>)[] = [];
@@ -75,12 +75,12 @@ function pods(): void {
     cleanups.push(() => registry.stop());
     await registry.push("t/busybox:1", await busyboxImage());
     const port = Number(registry.host.split(":")[1]);
-    incus = await startIncus(sandbox, { guestConfig: (gateway) => guestConfig(`${gateway}:${port}`) });
+    incus = await startIncus(sandbox, { guestConfig: (address) => guestConfig(`${address}:${port}`) });
     cleanups.push(() => incus.stop());
     // The registry listens on loopback only.
-    const relay = await relayTo(incus.gateway, port);
+    const relay = await relayTo(incus.address, port);
     cleanups.push(() => relay[Symbol.asyncDispose]());
-    image = `${incus.gateway}:${port}/t/busybox:1`;
+    image = `${incus.address}:${port}/t/busybox:1`;
     const cluster = await startDevCluster({ clock: systemClock, logger: silentLogger });
     cleanups.push(() => cluster.close());
     const kubeconfig = join(sandbox.dir, "admin.kubeconfig");
@@ -89,8 +89,8 @@ function pods(): void {
     cleanups.push(async () => client.close());
     place = { sandbox, kubeconfig, client };
     const instanceTypes = [
-      { name: "small", cpu: "500m", memory: "512Mi", price: 0.01 },
-      { name: "large", cpu: "2", memory: "2Gi", price: 0.04 },
+      { name: "small", cpu: "500m", memory: "512Mi", price: 0.01, zone: "one" },
+      { name: "large", cpu: "2", memory: "2Gi", price: 0.04, zone: "one" },
     ];
     const provider = { type: "cloud", cloud: incus.cloud, instanceTypes };
     agent = await startAgent({ sandbox, kubeconfig, nodeName: "burst", provider });
@@ -166,7 +166,7 @@ function pods(): void {
   test("a pod goes on while incusd and its guest are killed, and loses nothing of its log", async () => {
     await running("web");
     const [name] = incus.instances();
-    await incus.restart(0);
+    await incus.restart("one");
     // Not what carries this very command.
     incus.incus("exec", "--project", "burst", name!, "--", "pkill", "-KILL", "-f", "[m]ain.ts guest");
     const shown = await waitFor({ what: "the guest to answer again", timeoutMs: 90_000 }, () =>
@@ -186,9 +186,56 @@ function pods(): void {
     expect(JSON.stringify(pod.status)).toContain("VmStopped");
   }, 200_000);
 
+  test("pods of a member that dies are unknown, and go on when it is back; those of the other never notice", async () => {
+    const { client, ...rest } = place;
+    const instanceTypes = [{ name: "small", cpu: "500m", memory: "512Mi", zone: "two" }];
+    const provider = { type: "cloud", cloud: incus.cloud, scope: "far", instanceTypes };
+    const other = await startAgent({ ...rest, nodeName: "far", provider });
+    const far = new Pods(client, "default", "far");
+    try {
+      const spec = { containers: [container()], terminationGracePeriodSeconds: 1 };
+      await far.create("away", spec);
+      const before = await far.until("away", "to run", ({ status }) => status.phase === "Running", START_MS);
+      const near = await running("near");
+      expect(before.metadata.annotations).toMatchObject({ "vmlet.dev/host": "two" });
+      await incus.kill("two");
+      const path = `/api/v1/namespaces/default/events?fieldSelector=involvedObject.name=away`;
+      const told = await waitFor({ what: "its pod to say so", timeoutMs: 120_000 }, async () => {
+        const { items }: Json = await client.get(path);
+        const unknown = items.find(({ reason }: Json) => reason === "MachineUnknown");
+        must(
+          unknown !== undefined,
+          items.map(({ reason }: Json) => reason),
+        );
+        return unknown;
+      });
+      expect(told.message).toContain("its status stays as it is");
+      await waitFor({ what: "the member to be out of sight", timeoutMs: 60_000 }, () =>
+        must(incus.incus("cluster", "list", "--format", "csv").includes("OFFLINE"), "it is not yet"),
+      );
+      // Of what nobody can see nothing is concluded, and what can be seen goes on.
+      expect(await kubectl.run(["exec", "near", "--", "echo", "here"])).toBe("here\n");
+      await own.create("later", spec);
+      await own.until("later", "to run", ({ status }) => status.phase === "Running", START_MS);
+      expect((await far.get("away")).status.phase).toBe("Running");
+      await incus.restart("two");
+      const shown = await waitFor({ what: "its pod to be reached again", timeoutMs: 120_000 }, () =>
+        kubectl.run(["exec", "away", "--", "echo", "still here"]),
+      );
+      expect(shown).toBe("still here\n");
+      expect(await kubectl.run(["logs", "away"])).toBe("hello from away\n");
+      expect(containerStatus(await far.get("away"), "c").restartCount).toBe(0);
+      expect((await own.get("near")).status.startTime).toBe(near.status.startTime);
+    } finally {
+      await incus.restart("two");
+      await far.deleteAll();
+      await other.stop();
+    }
+  }, 900_000);
+
   test("a pod starts in an instance that waits for one, and another takes its place", async () => {
     const { client, ...rest } = place;
-    const instanceTypes = [{ name: "small", cpu: "500m", memory: "512Mi", warm: 1 }];
+    const instanceTypes = [{ name: "small", cpu: "500m", memory: "512Mi", zone: "one", warm: 1 }];
     const provider = { type: "cloud", cloud: incus.cloud, scope: "warm", instanceTypes };
     const other = await startAgent({ ...rest, nodeName: "warm", provider });
     const api = new IncusClient(incus.cloud);
@@ -221,7 +268,7 @@ function pods(): void {
 
   test("it keeps all that the kit of VM clouds looks at", async () => {
     const cloud = new IncusCloud(incus.cloud);
-    const type = { name: "small", resources: { cpu_millis: 500, memory_bytes: 2 ** 29 } };
+    const type = { name: "small", zone: "one", resources: { cpu_millis: 500, memory_bytes: 2 ** 29 } };
     const results = await checkVmCloud(cloud, { type, signal });
     await cloud.close();
     expect(results.filter(({ failure }) => failure !== undefined)).toEqual([]);
