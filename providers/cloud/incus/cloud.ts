@@ -34,7 +34,8 @@ interface Instance {
   readonly status_code: number;
   readonly location?: string;
   readonly last_used_at?: string;
-  readonly config?: Readonly<Record<string, string>>;
+  /** None of what is in error. */
+  readonly config?: Readonly<Record<string, string>> | null;
 }
 
 interface Member {
@@ -125,7 +126,9 @@ export class IncusCloud implements VmCloud {
   }
 
   async getVm(name: string, options: CallOptions): Promise<Vm> {
-    const instance = await this.#instance(name, options);
+    const instance = await this.#instance(name, options).catch((thrown: unknown) =>
+      this.#outOfSight(name, thrown, options),
+    );
     if (instance === undefined) throw new ProviderError("not_found", `there is no instance ${name}`);
     const isUp = instance.status_code === RUNNING;
     const addresses = isUp ? await this.#addresses(name, options) : [];
@@ -213,6 +216,19 @@ export class IncusCloud implements VmCloud {
     throw unknown(reply);
   }
 
+  /**
+   * Of an instance whose member is silent Incus says nothing when it is asked; in the list it is there, in error.
+   * @throws what was `thrown`, when that says nothing either
+   */
+  async #outOfSight(name: string, thrown: unknown, { signal }: CallOptions): Promise<Instance> {
+    const query = { recursion: "1" };
+    const reply = await this.#client.ask({ method: "GET", path: "instances", query, signal });
+    const all = reply.error === undefined && Array.isArray(reply.metadata) ? (reply.metadata as Instance[]) : [];
+    const listed = all.find((each) => each.name === name && each.status_code === ERROR);
+    if (listed === undefined) throw thrown;
+    return listed;
+  }
+
   /** Undefined when its host is not seen. */
   async #addresses(name: string, { signal }: CallOptions): Promise<string[] | undefined> {
     const reply = await this.#client.ask({ method: "GET", path: `instances/${name}/state`, signal });
@@ -224,7 +240,8 @@ export class IncusCloud implements VmCloud {
 }
 
 function vmOf(instance: Instance, addresses: readonly string[], isSeen: boolean, now: number): Vm {
-  const { name, config = {}, location } = instance;
+  const { name, location } = instance;
+  const config = instance.config ?? {};
   const labels = Object.entries(config).flatMap(([key, value]) =>
     key.startsWith(`${LABEL}vmlet-`) && key !== TYPE && key !== ZONE ? [[key.slice(LABEL.length), value] as const] : [],
   );
@@ -240,12 +257,12 @@ function vmOf(instance: Instance, addresses: readonly string[], isSeen: boolean,
   };
 }
 
-function stateOf({ status_code: status, last_used_at: used = "", config = {} }: Instance, now: number): VmState {
+function stateOf({ status_code: status, last_used_at: used = "", config }: Instance, now: number): VmState {
   if (status === STOPPING || status === ABORTING) return "deleting";
   if ([RUNNING, FREEZING, FROZEN, ERROR].includes(status)) return "running";
   // It is made before it is started, and marked as used before it is seen to run: that is on its way. What has stopped
   // is told so by its power; where the host went down with it, it was used long ago.
-  const hasRun = config["volatile.last_state.power"] === "STOPPED" || now - Math.max(Date.parse(used), 0) > START_MS;
+  const hasRun = config?.["volatile.last_state.power"] === "STOPPED" || now - Math.max(Date.parse(used), 0) > START_MS;
   if (status === STOPPED && Date.parse(used) > 0 && hasRun) return "stopped";
   return "booting";
 }

@@ -127,6 +127,14 @@ describe("an instance", () => {
     expect(await cloud.getVm("vm", { signal })).toMatchObject({ state, isSeen: true, type: "small", host: "one" });
   });
 
+  test("on a member that is silent is out of sight, though nothing is said of itself", async () => {
+    const listed = { name: "vm", status_code: 112, location: "two", config: null };
+    answer = (call) =>
+      call.path === "instances" ? { metadata: [listed] } : { status: 500, error: "Server isn't ready yet" };
+    expect(await cloud.getVm("vm", { signal })).toMatchObject({ name: "vm", isSeen: false, host: "two" });
+    await expect(cloud.getVm("other", { signal })).rejects.toMatchObject({ code: "unavailable" });
+  });
+
   test("on a member that is being evacuated has a notice, until that is over", async () => {
     let status = "Evacuated";
     const members = () => [{ server_name: "one", status }];
