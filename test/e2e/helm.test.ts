@@ -511,6 +511,8 @@ describe("identity.mode serviceAccount", () => {
       "get /persistentvolumes *",
       "get storage.k8s.io/volumeattachments *",
       `patch storage.k8s.io/csinodes ${node}`,
+      // e2e/plugins: pods with ResourceClaims.
+      "get resource.k8s.io/resourceclaims *",
     ];
     const granted = rightsOf(chart.objects, "sa-vmlet");
     expect(granted.map(keyOf)).toEqual(expect.arrayContaining(elsewhere));
