@@ -3,7 +3,7 @@
  * when it is deleted. What the Node looks like is decided in `node-status.ts`; here is when and how it is written.
  */
 import { ConfigError } from "../config/load.ts";
-import { isAlreadyExists, isForbidden, isNotFound } from "../kube/errors.ts";
+import { isAlreadyExists, isConflict, isForbidden, isNotFound } from "../kube/errors.ts";
 import type { EventRecorder } from "../kube/events.ts";
 import type { Kube } from "../kube/kube.ts";
 import { strategicPatch } from "../kube/patch.ts";
@@ -218,7 +218,8 @@ export class NodeController {
         if (thrown instanceof ConfigError) throw thrown;
         this.#readLive = true;
         delayMs = backoff.next();
-        logger.warn({ err: thrown, delayMs }, "The Node could not be brought up to date");
+        const level = isConflict(thrown) ? "debug" : "warn";
+        logger[level]({ err: thrown, delayMs }, "The Node could not be brought up to date");
       }
       await this.#pause(delayMs, signal);
     }

@@ -445,12 +445,19 @@ export function statusPatch(
     if (difference) metadata[field] = difference;
   }
   const hasMetadata = Object.keys(metadata).length > 0;
+  // The list is replaced as a whole: by what another process has read before, or sent long ago, it must not be.
+  const { resourceVersion } = current.metadata ?? {};
+  if (fields["volumesInUse"] !== undefined && resourceVersion !== undefined)
+    metadata["resourceVersion"] = resourceVersion;
   // Sent along with other changes, but no reason to send: older API servers drop them, each time.
   const features: Record<string, unknown> = {};
   for (const field of ["declaredFeatures", "runtimeHandlers"] as const)
     if (JSON.stringify(before[field]) !== JSON.stringify(status[field])) features[field] = status[field];
   return {
-    patch: { ...(hasMetadata && { metadata }), status: { ...fields, conditions: conditions.own, ...features } },
+    patch: {
+      ...(Object.keys(metadata).length > 0 && { metadata }),
+      status: { ...fields, conditions: conditions.own, ...features },
+    },
     changed: Object.keys(fields).length > 0 || conditions.changed || hasMetadata,
   };
 }

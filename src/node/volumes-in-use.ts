@@ -40,10 +40,17 @@ export class VolumesInUse {
   readonly #claimed = new Map<string, readonly string[]>();
   /** What this process has written last; undefined before. */
   #told: ReadonlySet<string> | undefined;
+  /** What of this no write since has been to leave out: of that one, it is not known whether and when it arrives. */
+  #sure: ReadonlySet<string> = new Set();
   /** What the Node says, or said, and no pod is known for. */
   #doubtful: readonly string[] = [];
-  /** Of those, the ones that no machine has. */
-  readonly #cleared = new Set<string>();
+  /** The Node's version that was looked at last. */
+  #version: string | undefined;
+  /**
+   * Of those, the ones that no machine has, and for which version of the Node that was asked: in another one they may
+   * stand again, for another process has told them, and a machine is on its way.
+   */
+  readonly #cleared = new Map<string, string | undefined>();
   readonly #wake = new Pulse();
   #isAskDue = false;
 
@@ -73,27 +80,33 @@ export class VolumesInUse {
     const written = node.status?.volumesInUse ?? [];
     const known = new Set([...written, ...(this.#told ?? [])].flatMap((name) => this.#handleOf(name) ?? []));
     const claimed = new Set([...this.#claimed.values()].flat());
-    for (const handle of this.#cleared) if (!known.has(handle)) this.#cleared.delete(handle);
+    const version = node.metadata?.resourceVersion;
+    this.#version = version;
+    for (const [handle, asOf] of this.#cleared)
+      if (!known.has(handle) || asOf !== version) this.#cleared.delete(handle);
     const doubtful = [...known].filter((handle) => !claimed.has(handle) && !this.#cleared.has(handle));
     if (doubtful.some((handle) => !this.#doubtful.includes(handle))) this.#askSoon();
     this.#doubtful = doubtful;
     const others = written.filter((name) => this.#handleOf(name) === undefined);
-    return [...others, ...[...claimed, ...doubtful].map((handle) => prefix + handle)].toSorted();
+    const names = [...others, ...[...claimed, ...doubtful].map((handle) => prefix + handle)].toSorted();
+    this.#sure = new Set(names.filter((name) => this.#sure.has(name)));
+    return names;
   }
 
-  /** True when this is not what was written last, whatever the cached Node says. */
+  /** True when this is not what was written last, or may not be what the Node says, whatever the cached one does. */
   isNews(names: readonly string[]): boolean {
-    return (
-      this.#told !== undefined && (names.length !== this.#told.size || names.some((name) => !this.#told!.has(name)))
-    );
+    const told = this.#told;
+    if (told === undefined) return false;
+    const isOther = names.length !== told.size || names.some((name) => !told.has(name));
+    return isOther || [...this.#claimed.values()].some((handles) => !this.#isTold(handles));
   }
 
   /** The Node says this now. */
   told(names: readonly string[]): void {
-    const before = this.#told;
-    this.#told = new Set(names);
+    const before = this.#sure;
+    this.#told = this.#sure = new Set(names);
     for (const [podUid, handles] of this.#claimed) {
-      const isNew = handles.some((handle) => before?.has(this.#options.prefix + handle) !== true);
+      const isNew = handles.some((handle) => !before.has(this.#options.prefix + handle));
       if (isNew && this.#isTold(handles)) this.#options.onTold(podUid);
     }
   }
@@ -119,12 +132,13 @@ export class VolumesInUse {
 
   async #ask(signal: AbortSignal): Promise<void> {
     const asked = [...this.#doubtful];
+    const version = this.#version;
     for (let at = 0; at < asked.length; at += AT_ONCE) {
       const some = asked.slice(at, at + AT_ONCE);
       const had = await Promise.all(some.map((handle) => this.#isHad(handle, signal)));
       // A pod may have come for it meanwhile.
       const free = some.filter((handle, index) => !had[index] && this.#doubtful.includes(handle));
-      for (const handle of free) this.#cleared.add(handle);
+      for (const handle of free) this.#cleared.set(handle, version);
       if (free.length > 0) this.#options.onChange();
     }
   }
@@ -148,7 +162,7 @@ export class VolumesInUse {
   }
 
   #isTold(handles: readonly string[]): boolean {
-    return handles.every((handle) => this.#told?.has(this.#options.prefix + handle) === true);
+    return handles.every((handle) => this.#sure.has(this.#options.prefix + handle));
   }
 
   #handleOf(name: string): string | undefined {

@@ -4,7 +4,7 @@
  */
 import type { Simulation } from "./simulate.ts";
 import { judgeRest } from "./invariants/rest.ts";
-import { NAMESPACES } from "./world/users.ts";
+import { NAMESPACES } from "./world/names.ts";
 import { Violation } from "./violation.ts";
 
 /** Two sightings of strangers, one a minute, stops that are turned into kills, back-off. */
@@ -58,6 +58,7 @@ export async function judgeFairEnd(sim: Simulation): Promise<void> {
 
 /** Machines that were told to stop do so; new ones come up. */
 function liveOn({ world }: Simulation): void {
+  world.disks?.liveOn();
   for (const vm of world.cloud?.state.vms.values() ?? []) world.cloud!.progress(vm);
   for (const [id, { machine }] of world.backend.machines) {
     const isStuck = machine.state === "running" && machine.containers.some(({ state }) => state === "terminated");
@@ -73,6 +74,7 @@ async function serveAll(sim: Simulation): Promise<void> {
     agent.deliverPods(Infinity);
     agent.deliverMachines(Infinity);
     agent.deliverConfigs(Infinity);
+    agent.deliverNode();
     await sim.settle();
     if (network.waiting.length === 0) return;
     for (const request of [...network.waiting]) network.serve(request);
@@ -102,6 +104,8 @@ async function judgeQuiet(sim: Simulation): Promise<void> {
       !/api\.(PATCH|DELETE)|(be|vm)\.(create|stop|delete|update)|entry\.(create|swap|remove)/.test(what)
     )
       continue;
+    const pod = world.api.byUid(what.split(" ")[0]!);
+    if (what.endsWith("be.create") && pod && world.disks?.isElsewhere(pod)) continue;
     // A pod that a finalizer holds is let go again, later and later.
     if (!what.endsWith("api.DELETE") || times > MOST_LAST_WORDS) throw new Violation("L6", `writes in peace: ${what}`);
   }

@@ -38,6 +38,8 @@ export interface Switches {
   cloud?: boolean;
   /** Some VMs of the cloud wait for machines. */
   pool?: boolean;
+  /** Machines have volumes that outlive them, which a second node wants as well. */
+  volumes?: boolean;
 }
 
 export interface Scenario {
@@ -173,8 +175,14 @@ export const SCENARIOS: readonly Scenario[] = [
     share: 2,
   },
   {
+    name: "volumes",
+    what: "Machines have volumes that outlive them: claims that wait, volumes that are detached while a machine gets them, releases that are refused, a second node that wants the same ones and is lost at times",
+    switches: { volumes: true },
+    share: 3,
+  },
+  {
     name: "all",
-    what: "All of these together, but for restore, revival, refusals and nonsense",
+    what: "All of these together, but for restore, revival, refusals, nonsense, clouds and volumes",
     switches: ALL,
     share: 8,
   },

@@ -15,8 +15,9 @@ import { Network } from "./network.ts";
 import type { Scenario } from "./scenarios.ts";
 import { pick, seeded } from "./seeded.ts";
 import { Violation } from "./violation.ts";
-import { NAMESPACES, userStep } from "./world/users.ts";
-import { OTHER_NODE, OWNER } from "./world/names.ts";
+import { userStep } from "./world/users.ts";
+import { NAMESPACES, OTHER_NODE, OWNER } from "./world/names.ts";
+import type { DiskWorld } from "./world/disks.ts";
 import { World } from "./world/world.ts";
 
 const STEPS = 170;
@@ -102,6 +103,7 @@ export class Simulation {
       this.#step();
       await this.settle();
       if (this.world.cloud !== undefined) await this.#goOn();
+      if (this.world.disks !== undefined) await this.#moveVolumes(this.world.disks);
     }
     await judgeFairEnd(this);
   }
@@ -110,7 +112,8 @@ export class Simulation {
   async settle(): Promise<void> {
     await new Promise((resolve) => setImmediate(resolve));
     for (const agent of this.agents) agent.takeIn();
-    if (this.network.violation !== undefined) throw this.network.violation;
+    const violation = this.network.violation ?? this.world.disks?.violation;
+    if (violation !== undefined) throw violation;
   }
 
   /** Moves time on; whatever timers that sets off run at its end. */
@@ -137,6 +140,21 @@ export class Simulation {
       else if (x < 0.9) this.advance(Math.min(this.untilTimer, 5_000));
       else if (x < 0.95) this.#machineStep();
       else this.world.cloud!.liveOn();
+      await this.settle();
+    }
+  }
+
+  /** What becomes of volumes takes its controllers and the agent a dozen requests. */
+  async #moveVolumes(disks: DiskWorld): Promise<void> {
+    const r = this.#random;
+    for (let left = Math.floor(r() * 6); left > 0; left--) {
+      const agent = pick(r, this.agents);
+      const x = r();
+      if (x < 0.5) this.#networkStep(agent);
+      else if (x < 0.8) disks.step();
+      else if (x < 0.9) agent.deliverNode();
+      else if (x < 0.97) this.advance(Math.min(this.untilTimer, 2_000));
+      else disks.loseOther();
       await this.settle();
     }
   }

@@ -70,6 +70,8 @@ export class PodDisks {
   readonly #options: PodDisksOptions;
   /** Changes of the Node are told of beside these. */
   readonly #looks: Looks;
+  /** Of each pod, the newest reading that is under way. */
+  readonly #reading = new Map<string, symbol>();
   #attached = "[]";
 
   constructor(options: PodDisksOptions) {
@@ -88,7 +90,12 @@ export class PodDisks {
     if (volumes.length > POD_LIMITS.disks)
       throw new OverBudgetError(`the pod has ${volumes.length} persistent volumes, more than ${POD_LIMITS.disks}`);
     const uid = uidOf(pod);
+    const reading = Symbol();
+    this.#reading.set(uid, reading);
     const found = await inPortions(volumes, (volume) => this.#bound(pod, volume, signal));
+    // It was released meanwhile, and nobody would release what is claimed for it now.
+    if (this.#reading.get(uid) !== reading) return new Map(volumes.map(({ name }) => [name, { kind: "waiting" }]));
+    this.#reading.delete(uid);
     const bound = found.flatMap((each) => (each.ok ? [each.value] : []));
     if (bound.length === found.length && (await this.#isAttached(uid, bound, signal))) {
       this.#looks.forget(uid);
@@ -114,6 +121,7 @@ export class PodDisks {
 
   /** Forgets a pod that is over or gone. */
   release(podUid: string): void {
+    this.#reading.delete(podUid);
     this.#looks.forget(podUid);
     this.#options.use.release(podUid);
   }

@@ -5,9 +5,11 @@
 import type { EventRecorder } from "../../../src/kube/events.ts";
 import { KubeApiError } from "../../../src/kube/errors.ts";
 import type { Kube, KubeRequest, WatchEvent } from "../../../src/kube/kube.ts";
+import { isTerminal } from "../../../src/kube/pod.ts";
 import type { ConfigMap, Pod } from "../../../src/kube/wire.ts";
 import { NodeAllocation } from "../../../src/podspec/admission/allocation.ts";
 import { parseMachineId } from "../../../src/podspec/machine-id.ts";
+import type { PodRenderer } from "../../../src/podspec/pod-renderer.ts";
 import { PodController } from "../../../src/pods/controller.ts";
 import { plan as realPlan } from "../../../src/pods/planner.ts";
 import { ProviderError } from "../../../src/provider/errors.ts";
@@ -23,6 +25,8 @@ import { seeded } from "../seeded.ts";
 import { Violation } from "../violation.ts";
 import { CLUSTER, NODE, OWNER, uidOf } from "../world/names.ts";
 import type { World } from "../world/world.ts";
+import { judgeClaims } from "../invariants/disk-writes.ts";
+import { AgentDisks } from "./agent-disks.ts";
 import { AgentClock } from "./clock.ts";
 import { asTold, cloudProviderOf } from "./cloud-provider.ts";
 import { BACKEND, rendererOf } from "./renderer.ts";
@@ -41,6 +45,7 @@ export class Agent {
   /** The newest state of each pod's machine that it was told of. */
   readonly #read = new Map<string, Machine>();
   readonly #told: Machine[] = [];
+  readonly #disks: AgentDisks | undefined;
   readonly #sweeps: Sweeps;
   readonly #stop = new AbortController();
 
@@ -55,13 +60,18 @@ export class Agent {
     const random = seeded(Math.floor(world.random() * 2 ** 32));
     const kube = this.#kube();
     const allocation = new NodeAllocation();
+    const requeue = (uid: string) => this.controller.requeue(uid);
+    const fault = { kube: kubeFault(world), backend: backendFault(world) };
+    const { disks } = world;
+    this.#disks = disks && new AgentDisks({ agent: this, disks, kube, random, requeue, fault });
     const renderer = rendererOf({
       world,
       kube,
       clock: this.clock,
       random,
       allocation,
-      requeue: (uid) => this.controller.requeue(uid),
+      requeue,
+      disks: this.#disks?.pods,
     });
     this.controller = new PodController({
       kube,
@@ -82,12 +92,13 @@ export class Agent {
       random,
       logger: silentLogger,
     });
-    this.#keepAccounts(allocation);
+    this.#keepAccounts(allocation, renderer);
   }
 
   /** As the agent's own wiring does. */
-  #keepAccounts(allocation: NodeAllocation): void {
+  #keepAccounts(allocation: NodeAllocation, renderer: PodRenderer): void {
     this.controller.store.onChange(({ type, object }) => {
+      if (this.#disks !== undefined && (type === "delete" || isTerminal(object))) renderer.rest(object.metadata!.uid!);
       if (type === "delete") allocation.remove(object.metadata!.uid!);
       else allocation.put(object);
     });
@@ -96,6 +107,7 @@ export class Agent {
   run(): void {
     void this.controller.observe(this.#stop.signal);
     void this.controller.act(this.#stop.signal);
+    this.#disks?.run(this.#stop.signal);
   }
 
   /** The process is gone from one instruction to the next. */
@@ -133,6 +145,7 @@ export class Agent {
       request: async <T>(request: KubeRequest): Promise<T> => {
         if (request.path === "/api/v1/pods") return this.#listPods() as Promise<T>;
         if (request.path.includes("/configmaps")) return this.#readConfig(request) as Promise<T>;
+        if (this.#disks !== undefined && isAboutDisks(request)) return this.#disks.request(request) as Promise<T>;
         const uid = uidOfRequest(request) ?? this.#uidByPath(request.path);
         const sender = this.knows(uid);
         const cached = (path: string) => this.#cached(path);
@@ -170,6 +183,10 @@ export class Agent {
         return stream as unknown as AsyncIterable<WatchEvent<T>>;
       },
     };
+  }
+
+  deliverNode(): void {
+    this.#disks?.deliverNode();
   }
 
   #configs: { namespace: string; stream: Stream<WatchEvent<ConfigMap>> }[] = [];
@@ -262,7 +279,17 @@ export class Agent {
     return {
       name: "toy",
       getInfo: () => Promise.resolve({ name: BACKEND.name, version: "0", capabilities: [...BACKEND.capabilities] }),
-      createPod: (id, spec) => call("be.create", id, true, (sender) => backend.put(id, spec, sender)),
+      createPod: (id, spec) => {
+        const asked = { agent: this.name, version: world.disks?.nodeLog.length ?? 0 };
+        this.network.violation ??= judgeClaims(world, spec, asked);
+        return call("be.create", id, true, (sender) => {
+          const isNew = !backend.machines.has(id);
+          const machine = backend.put(id, spec, sender);
+          const violation = isNew ? judgeClaims(world, spec, asked) : undefined;
+          if (violation !== undefined) throw violation;
+          return machine;
+        });
+      },
       getPod: (id) => call("be.get", id, false, () => backend.get(id)),
       getPods: ({ labels }) => this.#listMachines(labels),
       stopPod: (id, { graceSeconds }) => call("be.stop", id, true, (sender) => backend.stop(id, graceSeconds, sender)),
@@ -428,6 +455,9 @@ function uidOfRequest({ body }: KubeRequest): string | undefined {
   const { metadata, preconditions } = (body ?? {}) as { metadata?: { uid?: string }; preconditions?: { uid?: string } };
   return metadata?.uid ?? preconditions?.uid;
 }
+
+const isAboutDisks = ({ path }: KubeRequest): boolean =>
+  /^\/api\/v1\/nodes\/|persistentvolume|volumeattachments/.test(path);
 
 const namespaceIn = (path: string): string => /namespaces\/([^/]+)/.exec(path)![1]!;
 

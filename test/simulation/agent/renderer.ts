@@ -13,6 +13,7 @@ import { silentLogger } from "../../../src/telemetry/logger.ts";
 import type { Clock } from "../../../src/util/clock.ts";
 import type { Random } from "../../../src/util/random.ts";
 import { claimsFrom, disksFrom } from "../../support/disks.ts";
+import type { PodDisks } from "../../../src/podspec/references/disks.ts";
 import { CLUSTER, NODE } from "../world/names.ts";
 import type { World } from "../world/world.ts";
 
@@ -23,6 +24,7 @@ const CAPABILITIES: readonly Capability[] = [
   "init_containers",
   "sidecars",
   "volumes.files",
+  "volumes.persistent",
   "patch_files",
   "patch_image",
   "pod_ip",
@@ -40,6 +42,8 @@ export interface RendererInputs {
   /** Told of each pod that comes, changes and goes. */
   allocation: NodeAllocation;
   requeue: (uid: string) => void;
+  /** Absent: no pod has any. */
+  disks: PodDisks | undefined;
 }
 
 /** No Services: they are no matter of the protocol. */
@@ -49,7 +53,7 @@ const NO_SERVICES = {
   of: () => [],
 } as unknown as ServiceCache;
 
-export function rendererOf({ world, kube, clock, random, allocation, requeue }: RendererInputs): PodRenderer {
+export function rendererOf({ world, kube, clock, random, allocation, requeue, disks }: RendererInputs): PodRenderer {
   const wiring = { kube, clock, random, logger: silentLogger, onChange: requeue };
   const facts = (): NodeFacts => ({
     clusterId: CLUSTER,
@@ -64,7 +68,7 @@ export function rendererOf({ world, kube, clock, random, allocation, requeue }: 
     references: new ReferenceCache({ ...wiring, services: NO_SERVICES }),
     tokens: new TokenManager(wiring),
     trustBundles: new TrustBundles(wiring),
-    disks: disksFrom(wiring),
+    disks: disks ?? disksFrom(wiring),
     claims: claimsFrom(wiring),
     node: () => world.capacity.node,
     facts,

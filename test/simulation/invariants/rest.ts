@@ -18,7 +18,7 @@ export function judgeRest(sim: Simulation): Violation | undefined {
     const unrest = judgePod(world, pod);
     if (unrest !== undefined) return unrest;
   }
-  return world.cloud?.litter() ?? judgeCreates(sim) ?? judgeMemory(sim);
+  return world.cloud?.litter() ?? world.disks?.litter() ?? judgeCreates(sim) ?? judgeMemory(sim);
 }
 
 function judgeMachine(world: World, machine: Machine): Violation | undefined {
@@ -48,6 +48,7 @@ function judgePod(world: World, pod: Json): Violation | undefined {
   // Of its own machine nothing is known; the others' pods are as they should be.
   if (history.isNonsense) return undefined;
   const [machine] = world.backend.alive(uid);
+  if (machine === undefined && world.disks?.isElsewhere(pod)) return undefined;
   if (machine === undefined) return new Violation("L1", "live pod has no machine");
   // Stopped by a clock that has been put back since, which an agent that was restarted does not know: the deadline will come again.
   if (world.scenario.clocks && machine.state === "stopping") return undefined;
@@ -91,7 +92,11 @@ function judgeContainer(world: World, pod: Json, c: ContainerState): string | un
 function judgeUpdates(world: World, pod: Json, machine: Machine): Violation | undefined {
   const config = world.configMaps.find(pod.metadata.namespace);
   const { content } = world.backend.machines.get(machine.id)!;
-  if (pod.spec.volumes && config !== undefined && content !== config.data!["file"])
+  if (
+    pod.spec.volumes?.some((each: Json) => each.configMap) &&
+    config !== undefined &&
+    content !== config.data!["file"]
+  )
     return new Violation("L9", "files of a machine are out of date");
   for (const { name, image } of pod.spec.containers)
     if (machine.containers.find((c) => c.name === name)?.image !== image)

@@ -1,13 +1,14 @@
 import type { VmCloud } from "../../../providers/cloud/cloud.ts";
 import type { KubeApiError } from "../../../src/kube/errors.ts";
 import type { KubeRequest } from "../../../src/kube/kube.ts";
-import type { Pod } from "../../../src/kube/wire.ts";
+import type { Node, Pod, VolumeAttachment } from "../../../src/kube/wire.ts";
 import type { Action } from "../../../src/pods/decision.ts";
 import type { plan as realPlan } from "../../../src/pods/planner.ts";
 import type { PodMemory } from "../../../src/pods/pod-memory.ts";
 import type { Renderer } from "../../../src/pods/reconciler-options.ts";
 import type { ProviderError } from "../../../src/provider/errors.ts";
 import type { MachineList } from "../../../src/provider/provider.ts";
+import type { PersistentVolume } from "../../../src/provider/volume.ts";
 import type { PodHistory } from "../world/history.ts";
 import type { WorldFlaws } from "../world/world.ts";
 
@@ -29,10 +30,20 @@ export interface Mutant {
   renderer?: (real: Renderer) => Renderer;
   /** Rewrites an agent's request to the API server; `cached` is what its lagging cache holds under that path. */
   kube?: (request: KubeRequest, cached: (path: string) => Pod | undefined) => KubeRequest | { reply: unknown };
+  /** The same of what its pods read of the Node, claims and volumes; `node` is what its cache holds. */
+  diskRead?: (request: KubeRequest, node: Node | undefined) => KubeRequest | { reply: unknown };
   /** What the agent makes of an error of the API server. */
   kubeError?: (error: KubeApiError, request: KubeRequest) => KubeApiError;
   /** What it makes of an error of the backend. */
   provider?: (error: ProviderError, operation: string) => ProviderError;
+  /** What an agent sees of its Node when it writes it. */
+  nodeSeen?: (node: Node) => Node;
+  /** What it is told of a volume. */
+  volume?: (volume: PersistentVolume) => PersistentVolume;
+  /** What it makes of a VolumeAttachment. */
+  attachment?: (attachment: VolumeAttachment) => VolumeAttachment;
+  /** Whether the Node says that a pod's volumes are in use. */
+  isTold?: (isTold: boolean) => boolean;
   /** Looks at a list of machines before anybody else does. @throws what becomes of the whole list */
   machineList?: (list: MachineList) => void;
   /** A cloud as the provider of its VMs sees it. */

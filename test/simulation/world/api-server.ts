@@ -7,6 +7,7 @@ import { judgePodRemoval, judgeStatusWrite } from "../invariants/pod-writes.ts";
 import type { Sender } from "../invariants/sender.ts";
 import { pick } from "../seeded.ts";
 import { CONFIG_NAME } from "./config-maps.ts";
+import { CLAIM_NAME } from "./disks.ts";
 import { REFUSALS, type Refusal } from "./history.ts";
 import { OTHER_NODE } from "./names.ts";
 import type { World } from "./world.ts";
@@ -32,6 +33,8 @@ export interface NewPod {
   activeDeadlineSeconds?: number | undefined;
   /** Asks others to make room for it. */
   critical: boolean;
+  /** It claims its namespace's volume. */
+  disk: boolean;
 }
 
 /** system-cluster-critical */
@@ -96,8 +99,13 @@ export class ApiServer {
       image: "x:1",
       imagePullPolicy: "IfNotPresent",
       resources: { requests: { cpu: name === "main" ? "1" : "0" } },
-      ...(options.files && { volumeMounts: [{ name: "files", mountPath: "/files" }] }),
+      ...((options.files || options.disk) && { volumeMounts: mounts }),
     });
+    const volumes = [
+      ...(options.files ? [{ name: "files", configMap: { name: CONFIG_NAME } }] : []),
+      ...(options.disk ? [{ name: "disk", persistentVolumeClaim: { claimName: CLAIM_NAME } }] : []),
+    ];
+    const mounts = volumes.map(({ name }) => ({ name, mountPath: `/${name}` }));
     this.#store(
       key,
       {
@@ -123,7 +131,7 @@ export class ApiServer {
             ],
           }),
           containers: [container("main"), container("second")].slice(0, options.containers),
-          ...(options.files && { volumes: [{ name: "files", configMap: { name: CONFIG_NAME } }] }),
+          ...(volumes.length > 0 && { volumes }),
         },
         status: {
           phase: "Pending",

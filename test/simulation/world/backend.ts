@@ -22,6 +22,7 @@ export interface BackendMachine {
   spec: MachineSpec;
   /** True time, milliseconds since the epoch. */
   bornAt: number;
+  bornRevision: number;
   /** It ignores being told to stop: only a kill ends it. */
   stubborn: boolean;
   /** What the file of its volume holds. */
@@ -93,6 +94,7 @@ export class Backend {
       if (shape(known.spec) !== shape(spec)) throw new ProviderError("conflict", "exists with another specification");
       return known.machine;
     }
+    this.#world.disks?.assertClaimable(spec);
     judgeBirth(this.#world, spec.labels, sender);
     const history = this.#world.history.of(uid);
     history.born++;
@@ -129,9 +131,11 @@ export class Backend {
       spec,
       content,
       bornAt: this.#world.now,
+      bornRevision: this.#revision,
       stubborn: this.#world.random() < STUBBORN_SHARE,
     });
     this.log.push(machine);
+    this.#world.disks?.judgeBirth(spec);
     return machine;
   }
 
@@ -220,6 +224,7 @@ export class Backend {
       machine: tombstone,
       spec: { labels: {}, containers: [], restart_policy: "never" },
       bornAt: this.#world.now,
+      bornRevision: this.#revision,
       stubborn: false,
     });
     this.#expire(id, tombstone);

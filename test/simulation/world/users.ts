@@ -1,12 +1,11 @@
 /** What users and controllers do to pods. */
 import { pick } from "../seeded.ts";
 import type { Json, NewPod } from "./api-server.ts";
-import { NODE, OTHER_NODE } from "./names.ts";
+import { NAMESPACES, NODE, OTHER_NODE } from "./names.ts";
 import type { World } from "./world.ts";
 
 /** Two of them give the same word when namespace and name are joined by a dash. */
 export const KEYS = ["a/b-c", "a-b/c", "a/x"] as const;
-export const NAMESPACES = ["a", "a-b"] as const;
 
 export function userStep(world: World): void {
   const { api, random, scenario } = world;
@@ -30,7 +29,7 @@ export function userStep(world: World): void {
 export function newPod({ random, scenario }: World): NewPod {
   const x = random();
   return {
-    nodeName: random() < 0.1 ? OTHER_NODE : NODE,
+    nodeName: random() < (scenario.volumes === true ? 0.3 : 0.1) ? OTHER_NODE : NODE,
     restartPolicy: pick(random, ["Always", "OnFailure", "Never"]),
     containers: random() < 0.3 ? 2 : 1,
     init: x < 0.7 ? "none" : x < 0.9 ? "once" : "sidecar",
@@ -39,6 +38,7 @@ export function newPod({ random, scenario }: World): NewPod {
     grace: pick(random, [30, 30, 7]),
     activeDeadlineSeconds: scenario.deadlines && random() < 0.5 ? pick(random, [20, 90, 600]) : undefined,
     critical: scenario.admission === true && random() < 0.2,
+    disk: scenario.volumes === true && random() < 0.9,
   };
 }
 

@@ -9,8 +9,9 @@ import { ApiServer } from "./api-server.ts";
 import { Backend } from "./backend.ts";
 import { CloudWorld } from "./cloud.ts";
 import { ConfigMaps } from "./config-maps.ts";
+import { DiskWorld } from "./disks.ts";
 import { History, type PodHistory } from "./history.ts";
-import { CLUSTER } from "./names.ts";
+import { CLUSTER, NAMESPACES } from "./names.ts";
 import { NodeCapacity } from "./node.ts";
 
 /** What is broken on purpose in the servers, to see that the agent needs them whole. */
@@ -19,6 +20,12 @@ export interface WorldFlaws {
   noTombstones?: boolean;
   /** Every create makes a machine. */
   createNotIdempotent?: boolean;
+  /** A machine that stops counts as one that writes no more. */
+  forgetsStopping?: boolean;
+  /** A machine gets a volume whoever it is reserved for. */
+  noReservations?: boolean;
+  /** CSI's attacher takes a refusal for an answer. */
+  believesRelease?: boolean;
 }
 
 export class World {
@@ -32,6 +39,8 @@ export class World {
   readonly backend: Backend;
   /** Where machines are VMs. */
   readonly cloud: CloudWorld | undefined;
+  /** Where machines have volumes that outlive them. */
+  readonly disks: DiskWorld | undefined;
   readonly configMaps = new ConfigMaps();
   readonly capacity = new NodeCapacity();
   /** Nobody reaches the backend. */
@@ -59,5 +68,6 @@ export class World {
     this.cloud =
       options.scenario.cloud === true ? new CloudWorld(this, { deletesSlowly: options.seed % 3 !== 0 }) : undefined;
     this.backend = new Backend(this, { deletesSlowly: deletesSlowly && this.cloud === undefined });
+    this.disks = options.scenario.volumes === true ? new DiskWorld(this, NAMESPACES) : undefined;
   }
 }

@@ -57,6 +57,8 @@ class NodeApi {
     if (path === `${NODE}/status` && method === "PATCH") {
       if (!this.node) throw apiError(404, "NotFound");
       expect(contentType).toBe("application/strategic-merge-patch+json");
+      const { resourceVersion: wanted } = (body as Node).metadata ?? {};
+      if (wanted !== undefined && wanted !== this.node.metadata?.resourceVersion) throw apiError(409, "Conflict");
       return this.put(strategicMergePatch("V1Node", structuredClone(this.node), body), "MODIFIED");
     }
     if (path === LEASE && method === "PATCH") {
@@ -709,6 +711,21 @@ describe("volumes in use", () => {
     await s.clock.advance(10_000);
     expect(s.api.node?.status?.volumesInUse).toEqual(["csi^a"]);
     expect(told.at(-1)).toEqual(["csi^a"]);
+  });
+
+  test("are not written over what another process has told since the Node was read", async () => {
+    const names = ["csi^a"];
+    const { volumes } = volumesSaying(names);
+    const s = setup({ volumes });
+    await s.start();
+    s.api.isWatchLate = true;
+    s.api.put({ ...s.api.node, status: { ...s.api.node!.status, volumesInUse: ["csi^b"] } }, "MODIFIED");
+    names.push("csi^c");
+    s.controller.refresh();
+    await settle();
+    expect(s.api.node?.status?.volumesInUse).toEqual(["csi^b"]);
+    await s.clock.advance(100);
+    expect(s.api.node?.status?.volumesInUse).toEqual(["csi^a", "csi^c"]);
   });
 
   test("are written though the cached Node looks as if they were", async () => {

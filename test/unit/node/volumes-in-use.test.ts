@@ -135,6 +135,31 @@ describe("the volumes that a Node says are in use", () => {
     expect(inUse.isNews(names)).toBe(false);
   });
 
+  test("count as told no more from when a write leaves them out, which may arrive at any time", async () => {
+    had.set("a", []);
+    report(nodeSaying("csi^a"));
+    await run();
+    expect(inUse.wanted(nodeSaying("csi^a"))).toEqual([]);
+    expect(inUse.claim("u1", ["a"])).toBe(false);
+    // Of that write nothing is heard, and the Node still looks as if nothing had to be written.
+    const names = inUse.wanted(nodeSaying("csi^a"));
+    expect([names, inUse.isNews(names)]).toEqual([["csi^a"], true]);
+    inUse.told(names);
+    expect(told).toEqual(["u1"]);
+  });
+
+  test("that another process tells again are asked about again, whatever the backend has said before", async () => {
+    const nodeAt = (resourceVersion: string): Node => ({ ...nodeSaying("csi^a"), metadata: { resourceVersion } });
+    had.set("a", []);
+    report(nodeAt("1"));
+    await run();
+    had.set("a", [OWN]);
+    expect(report(nodeAt("2"))).toEqual(["csi^a"]);
+    await clock.advance(1_000);
+    expect(asked).toEqual(["a", "a"]);
+    expect(report(nodeAt("2"))).toEqual(["csi^a"]);
+  });
+
   test("of other drivers are left alone", async () => {
     report(nodeSaying("other^x"));
     await run();

@@ -117,6 +117,18 @@ describe("a pod's persistent volume", () => {
     expect(changed).toHaveLength(3);
   });
 
+  test("of a pod that goes while its claims are read is not in use on its account afterwards", async () => {
+    const answer = Promise.withResolvers<void>();
+    kube.intercept = async ({ path }) => (await answer.promise, objects[path]);
+    const reading = read();
+    disks.release("0a1b");
+    answer.resolve();
+    expect(await reading).toEqual({ kind: "waiting" });
+    expect(claimed).toEqual([]);
+    await clock.advance(60_000);
+    expect(changed).toEqual([]);
+  });
+
   test("of a pod that is gone is looked for no more, and not in use on its account", async () => {
     objects[NODE] = { status: {} };
     await read();
