@@ -73,7 +73,7 @@ async function serveAll(sim: Simulation): Promise<void> {
   for (let guard = 0; guard < 200; guard++) {
     agent.deliverPods(Infinity);
     agent.deliverMachines(Infinity);
-    agent.deliverConfigs(Infinity);
+    agent.configs.deliver(Infinity);
     agent.deliverNode();
     await sim.settle();
     if (network.waiting.length === 0) return;

@@ -180,7 +180,7 @@ export class Simulation {
       // No draw where there is no cloud: seeds of other scenarios stay what they were.
       if (world.cloud !== undefined && r() < 0.5) world.cloud.step();
     } else if (x < 0.955) this.#vanish();
-    else if (x < 0.965) agent.deliverConfigs(1);
+    else if (x < 0.965) agent.configs.deliver(1);
     else this.#scenarioStep(agent);
   }
 
@@ -226,7 +226,7 @@ export class Simulation {
     const steps: (() => void)[] = [];
     if (scenario.updates)
       steps.push(
-        () => agent.deliverConfigs(2),
+        () => agent.configs.deliver(2),
         () => configMaps.write(pick(r, NAMESPACES)),
       );
     if (scenario.deadlines) steps.push(() => this.advance(30_000));
@@ -239,7 +239,7 @@ export class Simulation {
         () => configMaps.remove(pick(r, NAMESPACES)),
         () => configMaps.write(pick(r, NAMESPACES)),
       );
-      steps.push(() => agent.deliverConfigs(2));
+      steps.push(() => agent.configs.deliver(2));
     }
     if (scenario.dataLoss) steps.push(() => r() < 0.3 && backend.loseEverything());
     if (scenario.restore)

@@ -3,7 +3,7 @@
  * wires them.
  */
 import type { Kube, KubeRequest } from "../../../src/kube/kube.ts";
-import type { Node, VolumeAttachment } from "../../../src/kube/wire.ts";
+import type { Node } from "../../../src/kube/wire.ts";
 import { VolumesInUse } from "../../../src/node/volumes-in-use.ts";
 import { DISK_PREFIX, PodDisks } from "../../../src/podspec/references/disks.ts";
 import { csiNodeId } from "../../../src/provider/csi-names.ts";
@@ -91,15 +91,13 @@ export class AgentDisks {
   /** What is asked of the API server about the Node, claims, volumes and attachments. */
   async request(request: KubeRequest): Promise<unknown> {
     const { agent, disks, fault } = this.#options;
-    const { mutant, network, name: writer } = agent;
+    const { network, name: writer } = agent;
     const changes = request.method !== "GET";
     if (changes) judgeLead(agent, network);
     const asked = new Map(this.#asked);
     const name = changes ? "api.PATCH of the Node" : "ref.GET";
     const exec = () => (changes ? disks.patchNode(request, { name: writer, asked }) : disks.read(request.path));
-    const reply = await network.send({ agent, name, uid: undefined, changes, exec, fault: fault.kube });
-    const isAttachment = request.path.includes("/volumeattachments/");
-    return isAttachment ? (mutant?.attachment?.(reply as VolumeAttachment) ?? reply) : reply;
+    return network.send({ agent, name, uid: undefined, changes, exec, fault: fault.kube });
   }
 
   async #get(handle: string): ReturnType<VolumeProvider["get"]> {

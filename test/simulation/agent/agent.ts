@@ -6,7 +6,7 @@ import type { EventRecorder } from "../../../src/kube/events.ts";
 import { KubeApiError } from "../../../src/kube/errors.ts";
 import type { Kube, KubeRequest, WatchEvent } from "../../../src/kube/kube.ts";
 import { isTerminal } from "../../../src/kube/pod.ts";
-import type { ConfigMap, Pod } from "../../../src/kube/wire.ts";
+import type { Pod } from "../../../src/kube/wire.ts";
 import { NodeAllocation } from "../../../src/podspec/admission/allocation.ts";
 import { parseMachineId } from "../../../src/podspec/machine-id.ts";
 import type { PodRenderer } from "../../../src/podspec/pod-renderer.ts";
@@ -27,6 +27,7 @@ import { CLUSTER, NODE, OWNER, uidOf } from "../world/names.ts";
 import type { World } from "../world/world.ts";
 import { judgeClaims } from "../invariants/disk-writes.ts";
 import { AgentDisks } from "./agent-disks.ts";
+import { AgentConfigs } from "./agent-configs.ts";
 import { AgentClock } from "./clock.ts";
 import { asTold, cloudProviderOf } from "./cloud-provider.ts";
 import { BACKEND, rendererOf } from "./renderer.ts";
@@ -45,6 +46,7 @@ export class Agent {
   /** The newest state of each pod's machine that it was told of. */
   readonly #read = new Map<string, Machine>();
   readonly #told: Machine[] = [];
+  readonly configs: AgentConfigs;
   readonly #disks: AgentDisks | undefined;
   readonly #sweeps: Sweeps;
   readonly #stop = new AbortController();
@@ -58,6 +60,7 @@ export class Agent {
     this.clock = new AgentClock(world);
     this.#sweeps = new Sweeps(this.clock);
     const random = seeded(Math.floor(world.random() * 2 ** 32));
+    this.configs = new AgentConfigs(this, kubeFault(world));
     const kube = this.#kube();
     const allocation = new NodeAllocation();
     const requeue = (uid: string) => this.controller.requeue(uid);
@@ -144,7 +147,7 @@ export class Agent {
     return {
       request: async <T>(request: KubeRequest): Promise<T> => {
         if (request.path === "/api/v1/pods") return this.#listPods() as Promise<T>;
-        if (request.path.includes("/configmaps")) return this.#readConfig(request) as Promise<T>;
+        if (request.path.includes("/configmaps")) return this.configs.read(request) as Promise<T>;
         if (this.#disks !== undefined && isAboutDisks(request)) return this.#disks.request(request) as Promise<T>;
         const uid = uidOfRequest(request) ?? this.#uidByPath(request.path);
         const sender = this.knows(uid);
@@ -173,47 +176,13 @@ export class Agent {
           this.pods = new Stream<WatchEvent<Pod>>(world.api.positionAfter(version), signal);
           return this.pods as unknown as AsyncIterable<WatchEvent<T>>;
         }
-        const { log } = world.configMaps;
-        const first = log.findIndex((entry) => entry.version > version);
-        const stream = new Stream<WatchEvent<ConfigMap>>(first === -1 ? log.length : first, signal);
-        this.#configs = [
-          ...this.#configs.filter(({ stream }) => stream.isOpen),
-          { namespace: namespaceIn(path), stream },
-        ];
-        return stream as unknown as AsyncIterable<WatchEvent<T>>;
+        return this.configs.watch(path, version, signal) as unknown as AsyncIterable<WatchEvent<T>>;
       },
     };
   }
 
   deliverNode(): void {
     this.#disks?.deliverNode();
-  }
-
-  #configs: { namespace: string; stream: Stream<WatchEvent<ConfigMap>> }[] = [];
-
-  #readConfig({ path }: KubeRequest): Promise<unknown> {
-    const { world, network } = this;
-    const namespace = namespaceIn(path);
-    const exec = () =>
-      path.endsWith("/configmaps") ? world.configMaps.list(namespace) : world.configMaps.get(namespace);
-    return network.send({
-      agent: this,
-      name: "ref.GET",
-      uid: undefined,
-      changes: false,
-      exec,
-      fault: kubeFault(world),
-    });
-  }
-
-  deliverConfigs(count: number): void {
-    const { log } = this.world.configMaps;
-    for (const { namespace, stream } of this.#configs) {
-      for (let left = count; left > 0 && stream.position < log.length; left--, stream.position++) {
-        const { type, object } = log[stream.position]!;
-        if (object.metadata!.namespace === namespace) stream.push({ type, object });
-      }
-    }
   }
 
   #cached(path: string): Pod | undefined {
@@ -458,8 +427,6 @@ function uidOfRequest({ body }: KubeRequest): string | undefined {
 
 const isAboutDisks = ({ path }: KubeRequest): boolean =>
   /^\/api\/v1\/nodes\/|persistentvolume|volumeattachments/.test(path);
-
-const namespaceIn = (path: string): string => /namespaces\/([^/]+)/.exec(path)![1]!;
 
 const kubeFault = (world: World) => (kind: Fault) => {
   if (kind === "unavailable") return new KubeApiError("simulated", { status: 503, reason: "ServiceUnavailable" });

@@ -25,7 +25,7 @@ export function judgeDetached(holders: readonly VolumeAttachment[], reservation:
 
 /** V3, when a volume is taken out of what the Node says is in use. @throws Violation */
 export function judgeNodeWrite({ backend }: World, handle: string, { asked }: NodeWriter): void {
-  const askedAt = asked.get(handle) ?? -1;
+  const askedAt = asked.get(handle) ?? Infinity;
   for (const { machine, spec, bornRevision } of backend.machines.values()) {
     // What was under way when it was asked for is refused, or found by the next who asks.
     if (isOver(machine) || bornRevision > askedAt) continue;

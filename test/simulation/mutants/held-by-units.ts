@@ -166,4 +166,59 @@ export const HELD_BY_UNITS: readonly HeldMutant[] = [
       test: "that never claimed the VM of its entry leaves it alone when it is deleted",
     },
   },
+  {
+    name: "a VolumeAttachment that is being deleted counts as attached",
+    rule: 15,
+    file: "src/podspec/references/disks.ts",
+    find: "status?.attached === true && metadata?.deletionTimestamp === undefined",
+    replace: "status?.attached === true",
+    caughtBy: {
+      file: "podspec/disks.test.ts",
+      test: "is waited for without a word while it is not attached: its VolumeAttachment is being deleted",
+    },
+  },
+  {
+    name: "a volume is claimed for a pod that went while its claims were read",
+    rule: 15,
+    file: "src/podspec/references/disks.ts",
+    find: "if (this.#reading.get(uid) !== reading)",
+    replace: "if (uid === undefined)",
+    caughtBy: {
+      file: "podspec/disks.test.ts",
+      test: "of a pod that goes while its claims are read is not in use on its account afterwards",
+    },
+  },
+  {
+    name: "a volume counts as told though a write that leaves it out may arrive yet",
+    rule: 15,
+    file: "src/node/volumes-in-use.ts",
+    find: "this.#sure = new Set(names.filter((name) => this.#sure.has(name)));",
+    replace: "",
+    caughtBy: {
+      file: "node/volumes-in-use.test.ts",
+      test: "count as told no more from when a write leaves them out, which may arrive at any time",
+    },
+  },
+  {
+    name: "what the backend said of an older Node takes out what another agent has told since",
+    rule: 15,
+    file: "src/node/volumes-in-use.ts",
+    find: "|| asOf !== version) this",
+    replace: ") this",
+    caughtBy: {
+      file: "node/volumes-in-use.test.ts",
+      test: "that another process tells again are asked about again, whatever the backend has said before",
+    },
+  },
+  {
+    name: "volumes in use are written whatever the Node says by then",
+    rule: 15,
+    file: "src/node/node-status.ts",
+    find: 'metadata["resourceVersion"] = resourceVersion;',
+    replace: "metadata;",
+    caughtBy: {
+      file: "node/node-controller.test.ts",
+      test: "are not written over what another process has told since the Node was read",
+    },
+  },
 ];

@@ -1,7 +1,7 @@
 import type { VmCloud } from "../../../providers/cloud/cloud.ts";
 import type { KubeApiError } from "../../../src/kube/errors.ts";
 import type { KubeRequest } from "../../../src/kube/kube.ts";
-import type { Node, Pod, VolumeAttachment } from "../../../src/kube/wire.ts";
+import type { Node, Pod } from "../../../src/kube/wire.ts";
 import type { Action } from "../../../src/pods/decision.ts";
 import type { plan as realPlan } from "../../../src/pods/planner.ts";
 import type { PodMemory } from "../../../src/pods/pod-memory.ts";
@@ -40,8 +40,6 @@ export interface Mutant {
   nodeSeen?: (node: Node) => Node;
   /** What it is told of a volume. */
   volume?: (volume: PersistentVolume) => PersistentVolume;
-  /** What it makes of a VolumeAttachment. */
-  attachment?: (attachment: VolumeAttachment) => VolumeAttachment;
   /** Whether the Node says that a pod's volumes are in use. */
   isTold?: (isTold: boolean) => boolean;
   /** Looks at a list of machines before anybody else does. @throws what becomes of the whole list */

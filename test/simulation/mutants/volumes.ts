@@ -25,16 +25,6 @@ export const VOLUMES: readonly Mutant[] = [
         : request,
   },
   {
-    name: "a VolumeAttachment that goes counts as attached",
-    rule,
-    scenario,
-    caughtAs: "V4 asked for a machine whose volume is not attached",
-    attachment: ({ metadata, status, ...rest }) => {
-      const { deletionTimestamp: _, ...kept } = metadata ?? {};
-      return { ...rest, metadata: kept, ...(status && { status }) };
-    },
-  },
-  {
     name: "what an earlier agent has told of volumes is overwritten",
     rule,
     scenario,
@@ -71,13 +61,6 @@ export const VOLUMES: readonly Mutant[] = [
     rule,
     scenario,
     caughtAs: "V1 two machines have one volume",
-    world: { noReservations: true },
-  },
-  {
-    name: "a late machine gets a volume that was detached from its node",
-    rule,
-    scenario,
-    caughtAs: "V2 a machine has a volume that was detached",
     world: { noReservations: true },
   },
   {
