@@ -65,14 +65,7 @@ export class AgentDisks {
       return mutant?.isTold?.(isTold) ?? isTold;
     };
     const use = { claim, release: (uid: string) => inUse.release(uid) };
-    const asPodsSee: Kube = {
-      ...kube,
-      request: async <T>(request: KubeRequest): Promise<T> => {
-        const mutated = mutant?.diskRead?.(request, this.#node) ?? request;
-        return "reply" in mutated ? (mutated.reply as T) : kube.request<T>(mutated);
-      },
-    };
-    this.pods = new PodDisks({ kube: asPodsSee, nodeName: NODE, reservation, use, clock, random, onChange: requeue });
+    this.pods = new PodDisks({ kube, nodeName: NODE, reservation, use, clock, random, onChange: requeue });
   }
 
   run(signal: AbortSignal): void {

@@ -30,8 +30,6 @@ export interface Mutant {
   renderer?: (real: Renderer) => Renderer;
   /** Rewrites an agent's request to the API server; `cached` is what its lagging cache holds under that path. */
   kube?: (request: KubeRequest, cached: (path: string) => Pod | undefined) => KubeRequest | { reply: unknown };
-  /** The same of what its pods read of the Node, claims and volumes; `node` is what its cache holds. */
-  diskRead?: (request: KubeRequest, node: Node | undefined) => KubeRequest | { reply: unknown };
   /** What the agent makes of an error of the API server. */
   kubeError?: (error: KubeApiError, request: KubeRequest) => KubeApiError;
   /** What it makes of an error of the backend. */

@@ -1,7 +1,6 @@
 /** Planted bugs around volumes that outlive machines. */
 import type { Mutant } from "./mutant.ts";
 import { ProviderError } from "../../../src/provider/errors.ts";
-import { NODE } from "../world/names.ts";
 
 const scenario = "volumes";
 const rule = 15;
@@ -13,16 +12,6 @@ export const VOLUMES: readonly Mutant[] = [
     scenario,
     caughtAs: "V4 asked for a machine before the Node said",
     isTold: () => true,
-  },
-  {
-    name: "a cache says what is attached",
-    rule,
-    scenario,
-    caughtAs: "V4 asked for a machine whose volume is not attached",
-    diskRead: (request, node) =>
-      request.method === "GET" && request.path === `/api/v1/nodes/${NODE}` && node !== undefined
-        ? { reply: node }
-        : request,
   },
   {
     name: "what an earlier agent has told of volumes is overwritten",
