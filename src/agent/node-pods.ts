@@ -61,7 +61,11 @@ export function createPods(options: NodeAgentOptions, acting: Kube, backend: Bac
   const tokens = new TokenManager({ kube: acting, clock, random, logger, onChange: changed, onFailure });
   const trustBundles = new TrustBundles({ kube: acting, clock, random, logger, onChange: changed, onDenied });
   const allocation = new NodeAllocation();
-  const { volumesInUse, disks } = createDisks(options, acting, own, changed);
+  const isLive = (podUid: string) => {
+    const pod = controller.store.get(podUid);
+    return pod !== undefined && !isTerminal(pod);
+  };
+  const { volumesInUse, disks } = createDisks(options, acting, own, { changed, isLive });
   const claims = new PodClaims({ kube: acting, clock, random, onChange: changed });
   const renderer = new PodRenderer({
     kube: acting,
@@ -143,7 +147,7 @@ function createDisks(
   { node, provider, clusterId, clock, random, logger, metrics }: NodeAgentOptions,
   acting: Kube,
   own: OwnNode,
-  changed: (podUid: string) => void,
+  { changed, isLive }: { changed: (podUid: string) => void; isLive: (podUid: string) => boolean },
 ): Pick<NodePods, "disks" | "volumesInUse"> {
   const reservation = csiNodeId(clusterId, node.name);
   const volumesInUse = new VolumesInUse({
@@ -163,6 +167,7 @@ function createDisks(
     use: volumesInUse,
     clock,
     random,
+    isLive,
     onChange: changed,
   });
   return { volumesInUse, disks };

@@ -45,6 +45,8 @@ interface PodDisksOptions {
   use: DiskUse;
   clock: Clock;
   random: Random;
+  /** Whether this pod is there, and not over: nobody releases what is claimed for another one. Default: it is. */
+  isLive?: ((podUid: string) => boolean) | undefined;
   /** The pod with this UID may have its volumes now. */
   onChange: (podUid: string) => void;
 }
@@ -94,7 +96,9 @@ export class PodDisks {
     this.#reading.set(uid, reading);
     const found = await inPortions(volumes, (volume) => this.#bound(pod, volume, signal));
     // It was released meanwhile, and nobody would release what is claimed for it now.
-    if (this.#reading.get(uid) !== reading) return new Map(volumes.map(({ name }) => [name, { kind: "waiting" }]));
+    const isLive = this.#options.isLive?.(uid) ?? true;
+    if (!isLive || this.#reading.get(uid) !== reading)
+      return new Map(volumes.map(({ name }) => [name, { kind: "waiting" }]));
     this.#reading.delete(uid);
     const bound = found.flatMap((each) => (each.ok ? [each.value] : []));
     if (bound.length === found.length && (await this.#isAttached(uid, bound, signal))) {

@@ -3,6 +3,7 @@
  * wires them.
  */
 import type { Kube, KubeRequest } from "../../../src/kube/kube.ts";
+import { isTerminal } from "../../../src/kube/pod.ts";
 import type { Node } from "../../../src/kube/wire.ts";
 import { VolumesInUse } from "../../../src/node/volumes-in-use.ts";
 import { DISK_PREFIX, PodDisks } from "../../../src/podspec/references/disks.ts";
@@ -65,7 +66,11 @@ export class AgentDisks {
       return mutant?.isTold?.(isTold) ?? isTold;
     };
     const use = { claim, release: (uid: string) => inUse.release(uid) };
-    this.pods = new PodDisks({ kube, nodeName: NODE, reservation, use, clock, random, onChange: requeue });
+    const isLive = (uid: string) => {
+      const pod = agent.controller.store.get(uid);
+      return pod !== undefined && !isTerminal(pod);
+    };
+    this.pods = new PodDisks({ kube, nodeName: NODE, reservation, use, clock, random, isLive, onChange: requeue });
   }
 
   run(signal: AbortSignal): void {
