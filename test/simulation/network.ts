@@ -45,19 +45,28 @@ export class Network {
     this.#world = world;
   }
 
-  readonly #creates = new Map<Agent, Set<string>>();
+  /** By agent and pod: creates that were not refused by the backend itself. */
+  readonly #creates = new Map<Agent, Map<string, number>>();
 
-  /** UIDs of the pods for which this agent has asked for a machine. */
-  createsOf(agent: Agent): ReadonlySet<string> {
-    return this.#creates.get(agent) ?? new Set();
+  /** UIDs of the pods for which this agent has asked for a machine, and may have got it, or get it yet. */
+  createsOf(agent: Agent): string[] {
+    return [...(this.#creates.get(agent) ?? [])].flatMap(([uid, count]) => (count > 0 ? [uid] : []));
+  }
+
+  #countCreate({ agent, name, uid }: Pick<Request, "agent" | "name" | "uid">, count: 1 | -1): void {
+    if (name !== "be.create") return;
+    const asked = this.#creates.get(agent) ?? new Map<string, number>();
+    this.#creates.set(agent, asked.set(uid!, (asked.get(uid!) ?? 0) + count));
+  }
+
+  #reply(request: Request, answer: Answer): void {
+    if ("error" in answer) this.#countCreate(request, -1);
+    reply(request, answer);
   }
 
   /** Resolves or rejects as the schedule decides; never when the agent is killed before. */
   send<T>(request: Omit<Request, "resolve" | "reject">): Promise<T> {
-    if (request.name === "be.create") {
-      const asked = this.#creates.get(request.agent) ?? new Set();
-      this.#creates.set(request.agent, asked.add(request.uid!));
-    }
+    this.#countCreate(request, 1);
     const key = `${request.uid ?? ""} ${request.name}`;
     this.sent.set(key, (this.sent.get(key) ?? 0) + 1);
     return new Promise<T>((resolve, reject) => {
@@ -95,13 +104,13 @@ export class Network {
       return crash(request.agent);
     }
     if (random() < 0.1) this.#replies.push({ request, answer });
-    else reply(request, answer);
+    else this.#reply(request, answer);
   }
 
   /** Carries out the request and answers it, as is usual. */
   serve(request: Request): void {
     this.#take(request);
-    reply(request, this.#execute(request));
+    this.#reply(request, this.#execute(request));
   }
 
   /** Every request waits in vain. */
@@ -134,7 +143,7 @@ export class Network {
     const late = pick(this.#world.random, this.#replies);
     this.#replies.splice(this.#replies.indexOf(late), 1);
     this.trace(late.request, "answer comes late");
-    reply(late.request, late.answer);
+    this.#reply(late.request, late.answer);
   }
 
   answerAll(): void {
