@@ -445,10 +445,7 @@ export function statusPatch(
     if (difference) metadata[field] = difference;
   }
   const hasMetadata = Object.keys(metadata).length > 0;
-  // The list is replaced as a whole: by what another process has read before, or sent long ago, it must not be.
-  const { resourceVersion } = current.metadata ?? {};
-  if (fields["volumesInUse"] !== undefined && resourceVersion !== undefined)
-    metadata["resourceVersion"] = resourceVersion;
+  if (fields["volumesInUse"] !== undefined) requireVersion(current, metadata);
   // Sent along with other changes, but no reason to send: older API servers drop them, each time.
   const features: Record<string, unknown> = {};
   for (const field of ["declaredFeatures", "runtimeHandlers"] as const)
@@ -460,6 +457,11 @@ export function statusPatch(
     },
     changed: Object.keys(fields).length > 0 || conditions.changed || hasMetadata,
   };
+}
+
+/** The list is replaced as a whole: by what another process has read before, or sent long ago, it must not be. */
+function requireVersion({ metadata: { resourceVersion } = {} }: Node, metadata: Record<string, unknown>): void {
+  if (resourceVersion !== undefined) metadata["resourceVersion"] = resourceVersion;
 }
 
 /** But conditions and declared features. */

@@ -55,11 +55,8 @@ class NodeApi {
       return this.node;
     }
     if (path === `${NODE}/status` && method === "PATCH") {
-      if (!this.node) throw apiError(404, "NotFound");
       expect(contentType).toBe("application/strategic-merge-patch+json");
-      const { resourceVersion: wanted } = (body as Node).metadata ?? {};
-      if (wanted !== undefined && wanted !== this.node.metadata?.resourceVersion) throw apiError(409, "Conflict");
-      return this.put(strategicMergePatch("V1Node", structuredClone(this.node), body), "MODIFIED");
+      return this.#patchStatus(body as Node);
     }
     if (path === LEASE && method === "PATCH") {
       if (!this.lease) throw apiError(404, "NotFound");
@@ -75,6 +72,13 @@ class NodeApi {
       return this.lease;
     }
     throw new Error(`unexpected ${method} ${path}`);
+  }
+
+  #patchStatus(patch: Node): Node {
+    if (!this.node) throw apiError(404, "NotFound");
+    const wanted = patch.metadata?.resourceVersion;
+    if (wanted !== undefined && wanted !== this.node.metadata?.resourceVersion) throw apiError(409, "Conflict");
+    return this.put(strategicMergePatch("V1Node", structuredClone(this.node), patch), "MODIFIED");
   }
 
   /** Stores the Node and tells the watch. */
