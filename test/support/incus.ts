@@ -143,9 +143,12 @@ async function start(
     cluster: { server_name: "one", enabled: true },
   };
   // What fails on the way may have made the network already.
-  begun.defer(() => {
-    if (incus("network", "list", "--format", "csv", "--columns", "n").split("\n").includes(network))
-      incus("network", "delete", network);
+  begun.defer(async () => {
+    // It looks at every link of the host, and gives up when one goes meanwhile, whosever that is.
+    await waitFor({ what: "the network to go" }, () => {
+      if (incus("network", "list", "--format", "csv", "--columns", "n").split("\n").includes(network))
+        incus("network", "delete", network);
+    });
   });
   ask("one", ["admin", "init", "--preseed"], preseed);
   // The least: so long a member may be silent before its instances are out of sight.
