@@ -43,7 +43,7 @@ export const FOUND: Readonly<Record<string, RegExp>> = {
   "restart/on-failure-tries-again-and-waits": /wait in CrashLoopBackOff .*, but it is Failed, main ended with 7/,
   "restart/on-failure-leaves-success": /to be Succeeded .*, but it is Running, main .*, \d+ restarts/,
   "restart/always-restarts-success": /to be restarted .*, but it is Succeeded/,
-  "restart/the-earlier-log-can-be-read": /the earlier log .*, but it is "of another instance/,
+  "restart/the-earlier-log-can-be-read": /the earlier log of pod .* to be "a reason/,
   "environment/variables-and-arguments": /the log of pod .*, but it is "hello pods\|from a map/,
   "volumes/a-config-map-is-files":
     /the log of pod .* to be "app.conf\\nother.*, but it is "app.conf\\nport|Failed, main ended/,
