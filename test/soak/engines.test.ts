@@ -3,7 +3,7 @@
  * `SOAK_CRI` and `SOAK_VM` set the number of machines (default 200; emulated VMs take more than a second each),
  * `SOAK_BURST` how many there are at a time; what the first burst takes of the host while it runs is printed. With
  * `SOAK_REST`, also what processors it takes in so many seconds in which nobody asks for anything; with
- * `SOAK_MINUTES`, bursts go on until these are over, and what was taken at the begin and the end is printed.
+ * `SOAK_MINUTES`, bursts go on until these are over, and what was taken at the begin and the end is printed. `SOAK_PATIENCE` is for how many minutes a burst is waited for (default 5).
  */
 import { mkdtempSync, readdirSync, readFileSync, rmSync, statSync } from "node:fs";
 import { tmpdir } from "node:os";
@@ -34,8 +34,10 @@ interface Subject {
 
 const REST_MS = 1000 * Number(process.env["SOAK_REST"] ?? 0);
 const SOAK_MS = 60_000 * Number(process.env["SOAK_MINUTES"] ?? 0);
+/** What a burst may take until its machines run, and until they are gone. */
+const PATIENCE_MS = 60_000 * Number(process.env["SOAK_PATIENCE"] ?? 5);
 /** Of the bursts before and after. */
-const MORE_MS = 1_200_000;
+const MORE_MS = Math.max(1_200_000, 4 * PATIENCE_MS);
 const TICK_MS = 10;
 /** What outlives its container's first process, and has a name of its own beside another soak's. */
 const ORPHAN = `sleep 9${process.pid}`;
@@ -179,7 +181,7 @@ for (const subject of subjects) {
           image: `${registry.host}/t/busybox:1`,
           createEngine: (stateDir) =>
             create(subject.name, { stateDir, network, images: { insecureRegistries: [registry.host] } }),
-          patienceMs: 300_000,
+          patienceMs: PATIENCE_MS,
         },
         stateDir,
       );

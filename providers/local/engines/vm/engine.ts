@@ -242,7 +242,8 @@ export class VmEngine implements Engine {
   async open(home: MachineHome, signal: AbortSignal): Promise<Sandbox> {
     const context = await this.#context.get();
     const size = vmSize(home.spec, context.sizing);
-    const limited = AbortSignal.any([signal, AbortSignal.timeout(context.bootTimeoutMs)]);
+    // From its turn on: behind many others, on a host that is overrun, a start would be late before it has begun.
+    const inTime = () => AbortSignal.any([signal, AbortSignal.timeout(context.bootTimeoutMs)]);
     const waiting = this.#pool?.take(size);
     const key = waiting?.key ?? Vm.newKey();
     try {
@@ -256,12 +257,12 @@ export class VmEngine implements Engine {
     const vm =
       waiting ??
       (await context.boots.add(async () => {
-        limited.throwIfAborted();
-        return await Vm.start(context, key, size, limited);
+        signal.throwIfAborted();
+        return await Vm.start(context, key, size, inTime());
       }));
     try {
       await this.#rankVm(vm.pid, home);
-      return await openSandbox(context, home, vm, limited);
+      return await openSandbox(context, home, vm, inTime());
     } catch (thrown) {
       vm.control.close();
       throw thrown;

@@ -19,6 +19,7 @@ import { copyDisk, makeBlankDisk } from "./disk.ts";
 import { processorIdentity, qemuIdentity } from "./host-version.ts";
 import { Jail, programFiles } from "./jail.ts";
 import { MAX_PORTS, portSockets } from "./ports.ts";
+import { BOOT, FIRST_ANSWER, patienceFor, processorMsOf } from "./patience.ts";
 import { Qmp } from "./qmp.ts";
 import { nameTemplate, ProvenTemplates } from "./template-files.ts";
 import { VmUsers } from "./users.ts";
@@ -116,10 +117,8 @@ export const PROCESSOR: Readonly<Record<Accelerator, readonly string[]>> = {
 };
 const CONSOLE_BYTES = 64 * 1024;
 const MIGRATION_POLL_MS = 5;
-/** A boot under emulation on a busy host. */
-const TEMPLATE_MS = 120_000;
-/** A copy that runs answers in tenths of a second. */
-const FIRST_ANSWER_MS = 30_000;
+/** On a host that is overrun: who gives up begins again, and others wait for it. */
+const TEMPLATE_MS = 600_000;
 /** One that is reading from a disk that hangs takes no signal before that answers. */
 const KILL_MS = 30_000;
 const DISK = "scratch";
@@ -195,9 +194,11 @@ export class Qemu {
     jail.see(ram);
     jail.readOnlyInstead();
     const state = jail.give("read", join(template, "state.bin"));
-    const limited = AbortSignal.any([signal, AbortSignal.timeout(FIRST_ANSWER_MS)]);
     const source = [...memory(ram, size, false), "-incoming", "defer"];
-    const vm = await this.#start(size, place, source, jail, limited);
+    const begun = AbortSignal.any([signal, AbortSignal.timeout(FIRST_ANSWER.ms)]);
+    const vm = await this.#start(size, place, source, jail, begun);
+    using patience = patienceFor(() => processorMsOf(vm.pid), FIRST_ANSWER, clock);
+    const limited = AbortSignal.any([signal, patience.signal]);
     const control = new GuestControl(place.ctl, clock);
     try {
       using qmp = await Qmp.open(place.qmp, limited);
@@ -348,10 +349,12 @@ export class Qemu {
     jail.see(kernel, initrd);
     const args = ["-kernel", kernel, "-initrd", initrd, "-append", kernelArguments(accelerator, tscKhz)];
     const vm = await this.#start(size, place, [...memoryArgs, ...args], jail, signal);
+    using patience = patienceFor(() => processorMsOf(vm.pid), BOOT, clock);
+    const limited = AbortSignal.any([signal, patience.signal]);
     const control = new GuestControl(place.ctl, clock);
     try {
-      await control.run([["scratch", DISK]], signal);
-      await control.script("sync", signal);
+      await control.run([["scratch", DISK]], limited);
+      await control.script("sync", limited);
     } catch (thrown) {
       control.close();
       await killVm(vm, clock);

@@ -1,0 +1,38 @@
+import { expect, test } from "vitest";
+import { FIRST_ANSWER, patienceFor } from "../../../providers/local/engines/vm/patience.ts";
+import { VirtualClock } from "../../support/virtual-clock.ts";
+
+/** How long a guest is waited for that computes so much of each second; at most ten minutes. */
+async function waitedFor(share: (second: number) => number | undefined): Promise<number> {
+  const clock = new VirtualClock();
+  let computed: number | undefined = 0;
+  using patience = patienceFor(() => computed, FIRST_ANSWER, clock);
+  for (let second = 1; second <= 600; second++) {
+    const more = share(second);
+    computed = more === undefined ? undefined : computed! + 1000 * more;
+    await clock.advance(1000);
+    if (patience.signal.aborted) return second;
+  }
+  return Infinity;
+}
+
+test("a guest that does nothing is given up after half a minute", async () => {
+  expect(await waitedFor(() => 0.005)).toBeLessThan(36);
+});
+
+test("a guest that computes with all its might and says nothing is given up after half a minute", async () => {
+  expect(await waitedFor(() => 1)).toBeLessThan(36);
+});
+
+test("a guest whose host is overrun is waited for as long as it comes on, until it has had what a boot takes", async () => {
+  expect(await waitedFor(() => 1 / 20)).toBeGreaterThan(280);
+  expect(await waitedFor(() => 1 / 20)).toBeLessThan(320);
+});
+
+test("a guest that stops computing on the way is given up", async () => {
+  expect(await waitedFor((second) => (second < 60 ? 1 / 20 : 0))).toBeLessThan(71);
+});
+
+test("a guest that is no more is not waited for", async () => {
+  expect(await waitedFor((second) => (second < 3 ? 1 : undefined))).toBeLessThan(7);
+});
