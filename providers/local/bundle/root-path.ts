@@ -14,6 +14,7 @@ import {
   readlinkSync,
   readSync,
 } from "node:fs";
+import { resolve } from "node:path";
 import { isMissing } from "../host/files.ts";
 
 const MAX_LINKS = 40;
@@ -37,13 +38,14 @@ export function openInRoot(
   path: string,
   options: { create?: boolean | undefined; refuseEscapes?: boolean | undefined } = {},
 ): number {
+  const trail: number[] = [openSync(root, O_PATH | constants.O_DIRECTORY)];
+  const names = options.refuseEscapes === true ? namesOf(root, trail[0]!) : [];
   const escapes = () => {
-    if (options.refuseEscapes === true)
+    if (names.length > 0)
       throw Object.assign(new Error(`${path}: a symbolic link leads outside`), { code: "EXDEV" });
   };
   // The next one last.
   const pending = partsOf(path).toReversed();
-  const trail: number[] = [openSync(root, O_PATH | constants.O_DIRECTORY)];
   let links = 0;
   let steps = 0;
   try {
@@ -70,7 +72,7 @@ export function openInRoot(
       if (++links > MAX_LINKS)
         throw Object.assign(new Error(`${path}: too many levels of symbolic links`), { code: "ELOOP" });
       const target = readlinkSync(step);
-      const inside = options.refuseEscapes === true ? partBelow(root, target) : undefined;
+      const inside = names.map((folder) => partBelow(folder, target)).find((part) => part !== undefined);
       if (target.startsWith("/")) {
         if (inside === undefined) escapes();
         while (trail.length > 1) closeSync(trail.pop()!);
@@ -81,6 +83,12 @@ export function openInRoot(
   } finally {
     for (const fd of trail) closeSync(fd);
   }
+}
+
+/** A folder's absolute paths on this host: as it is given, and without links. None of the root, which nothing leaves. */
+function namesOf(folder: string, fd: number): string[] {
+  const own = readlinkSync(`/proc/self/fd/${fd}`);
+  return own === "/" ? [] : [resolve(folder), own];
 }
 
 /** What of an absolute path comes after the folder; undefined for one that is not in it. */

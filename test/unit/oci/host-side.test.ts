@@ -67,6 +67,28 @@ describe("paths inside a folder that somebody else writes", () => {
     symlinkSync(join(root, "a/b"), join(root, "l"));
     expect(opened("l", { refuseEscapes: true })).toBe(join(root, "a/b"));
   });
+  test.each([
+    ["with a slash at its end", () => `${root}/`],
+    [
+      "by a link to it",
+      () => {
+        symlinkSync(root, join(root, "self"));
+        return join(root, "self");
+      },
+    ],
+  ])("nor is one in a folder that is given %s", (_title, given) => {
+    symlinkSync(join(root, "a/b"), join(root, "l"));
+    const fd = openInRoot(given(), "l", { refuseEscapes: true });
+    const found = readlinkSync(`/proc/self/fd/${fd}`);
+    closeSync(fd);
+    expect(found).toBe(join(root, "a/b"));
+  });
+  test.each([() => join(root, "a/b"), () => "../../../../../../../.."])("nothing leaves the host's own root", (target) => {
+    symlinkSync(target(), join(root, "l"));
+    const fd = openInRoot("/", join(root, "l"), { refuseEscapes: true });
+    closeSync(fd);
+    expect(fd).toBeGreaterThan(0);
+  });
   test("links in a circle end", () => {
     symlinkSync("l2", join(root, "l1"));
     symlinkSync("l1", join(root, "l2"));
