@@ -41,8 +41,7 @@ export function openInRoot(
   const trail: number[] = [openSync(root, O_PATH | constants.O_DIRECTORY)];
   const names = options.refuseEscapes === true ? namesOf(root, trail[0]!) : [];
   const escapes = () => {
-    if (names.length > 0)
-      throw Object.assign(new Error(`${path}: a symbolic link leads outside`), { code: "EXDEV" });
+    if (names.length > 0) throw Object.assign(new Error(`${path}: a symbolic link leads outside`), { code: "EXDEV" });
   };
   // The next one last.
   const pending = partsOf(path).toReversed();
@@ -85,7 +84,7 @@ export function openInRoot(
   }
 }
 
-/** A folder's absolute paths on this host: as it is given, and without links. None of the root, which nothing leaves. */
+/** A folder's absolute paths here: as it is given, and without links. None of the root, which nothing leaves. */
 function namesOf(folder: string, fd: number): string[] {
   const own = readlinkSync(`/proc/self/fd/${fd}`);
   return own === "/" ? [] : [resolve(folder), own];

@@ -83,12 +83,15 @@ describe("paths inside a folder that somebody else writes", () => {
     closeSync(fd);
     expect(found).toBe(join(root, "a/b"));
   });
-  test.each([() => join(root, "a/b"), () => "../../../../../../../.."])("nothing leaves the host's own root", (target) => {
-    symlinkSync(target(), join(root, "l"));
-    const fd = openInRoot("/", join(root, "l"), { refuseEscapes: true });
-    closeSync(fd);
-    expect(fd).toBeGreaterThan(0);
-  });
+  test.each([() => join(root, "a/b"), () => "../../../../../../../.."])(
+    "nothing leaves the host's own root",
+    (target) => {
+      symlinkSync(target(), join(root, "l"));
+      const fd = openInRoot("/", join(root, "l"), { refuseEscapes: true });
+      closeSync(fd);
+      expect(fd).toBeGreaterThan(0);
+    },
+  );
   test("links in a circle end", () => {
     symlinkSync("l2", join(root, "l1"));
     symlinkSync("l1", join(root, "l2"));
