@@ -104,9 +104,10 @@ export class DeviceManager implements DeviceSource {
 
   /**
    * Takes the plugin at a socket as the one of this resource, in place of any other.
+   * @returns has it not asked any more; one that has taken its place stays
    * @throws Error that tells the plugin why it is not taken
    */
-  async register(name: string, socket: string): Promise<void> {
+  async register(name: string, socket: string): Promise<() => void> {
     if (!isExtendedResource(name)) throw new Error(`the ResourceName ${JSON.stringify(name)} is invalid`);
     const seq = ++this.#seq;
     const api = this.#options.connect(socket);
@@ -120,18 +121,15 @@ export class DeviceManager implements DeviceSource {
       this.#remember(name);
       before?.api.close();
       const resource = this.#resources.get(name)!;
-      resource.plugin = { api, options, seq };
+      const plugin = { api, options, seq };
+      resource.plugin = plugin;
       this.#options.logger.info({ resource: name, socket }, "A device plugin has registered");
-      void this.#follow(name, resource.plugin);
+      void this.#follow(name, plugin);
+      return () => this.#lose(name, plugin);
     } catch (thrown) {
       api.close();
       throw thrown;
     }
-  }
-
-  /** The plugin of this resource is not to be asked any more. */
-  unregister(name: string): void {
-    this.#lose(name, this.#resources.get(name)?.plugin);
   }
 
   /** Takes what the plugin says of its devices, until it ends. */

@@ -47,10 +47,9 @@ export async function isServed(socket: string): Promise<boolean> {
   return await promise.finally(() => connection.destroy());
 }
 
-/** Who takes device plugins. `register` rejects with what the plugin is told. */
+/** Who takes device plugins. `register` rejects with what the plugin is told; what it answers takes that back. */
 interface DevicePlugins {
-  register(resource: string, socket: string): Promise<void>;
-  unregister(resource: string): void;
+  register(resource: string, socket: string): Promise<() => void>;
 }
 
 /** Who takes plugins of DRA drivers. `register` throws what the plugin is told; what it returns takes that back. */
@@ -211,8 +210,7 @@ export class PluginDoor {
       );
     if (!isExtendedResource(name))
       throw new Error(`invalid name of device plugin socket: the ResourceName ${JSON.stringify(name)} is invalid`);
-    await devices.register(name, endpoint);
-    return () => devices.unregister(name);
+    return await devices.register(name, endpoint);
   }
 }
 

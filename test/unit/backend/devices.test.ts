@@ -339,6 +339,14 @@ describe("what there is", () => {
     expect([plugin.isClosed, await capacity(world)]).toEqual([true, [counted(1), counted(1)]]);
     plugin.connect = before;
   });
+
+  test("stays its new plugin's when the former one is found to be gone", async () => {
+    const { world, plugin } = await worldWith();
+    const forgetFormer = await world.devices.register(GPU, "/run/gpu.sock");
+    await register(world, plugin, "g0");
+    forgetFormer();
+    expect(await capacity(world)).toEqual([counted(1), counted(1)]);
+  });
 });
 
 describe("after the backend was killed", () => {
