@@ -56,12 +56,12 @@ export class ClaimManager implements ClaimSource {
     const known = this.#drivers.get(driver) ?? [];
     if (known.length === 0 && this.#drivers.size >= MAX_DRIVERS)
       throw new Error(`there are ${MAX_DRIVERS} DRA drivers already`);
-    if (known.length >= MAX_PLUGINS)
-      throw new Error(`there are ${MAX_PLUGINS} plugins of DRA driver ${driver} already`);
     if (known.some((each) => each.socket === socket))
       throw new Error(`endpoint ${socket} already registered for DRA driver plugin ${driver}`);
     const registered: Registered = { socket, api: this.#options.connect(socket) };
-    this.#drivers.set(driver, [...known, registered]);
+    // One that was killed has left its socket, and so would stay here: the oldest make room.
+    for (const { api } of known.slice(0, 1 - MAX_PLUGINS)) api.close();
+    this.#drivers.set(driver, [...known.slice(1 - MAX_PLUGINS), registered]);
     this.#options.logger.info({ driver, socket }, "A DRA driver's plugin has registered");
     return () => this.#unregister(driver, registered);
   }

@@ -265,6 +265,16 @@ describe("a driver", () => {
     expect([next.asked, old.asked]).toEqual([["prepare u1"], ["prepare u2"]]);
   });
 
+  test("has its newest plugin asked, however many have left their sockets behind", async () => {
+    const [former, newest] = [new FakeDriver(), new FakeDriver()];
+    const world = await World.create((made) => {
+      made.plugins = { connectDra: (socket) => (socket === "/run/19.sock" ? newest : former) };
+    });
+    for (let i = 0; i < 20; i++) world.claims.register(DRIVER, `/run/${i}.sock`);
+    await world.create(claiming());
+    expect(newest.asked).toEqual(["prepare u1"]);
+  });
+
   test("has no second plugin at one socket", async () => {
     const { world } = await worldWith(DRIVER);
     expect(() => world.claims.register(DRIVER, "/run/driver.sock")).toThrow("already registered");
