@@ -24,6 +24,8 @@ export interface KubeRequest {
   signal: AbortSignal;
   /** Limit for the whole exchange; default 30 s. */
   timeoutMs?: number;
+  /** 429 is an answer to it, not overload: the caller hears of it at once, and nothing is repeated because of it. */
+  once?: boolean;
   /** Called right before each time that it is sent; what it throws is what the request fails with. */
   guard?: () => void;
   /**
@@ -48,7 +50,7 @@ export type WatchEvent<T> =
 
 export type WatchRequest = Omit<
   KubeRequest,
-  "method" | "body" | "contentType" | "timeoutMs" | "guard" | "lane" | "list" | "metadataOnly"
+  "method" | "body" | "contentType" | "timeoutMs" | "once" | "guard" | "lane" | "list" | "metadataOnly"
 > & {
   /** Called when the server has accepted the watch. */
   onOpen?: () => void;

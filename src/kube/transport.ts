@@ -117,7 +117,7 @@ export class KubeTransport implements Kube {
   }
 
   /**
-   * One request. Repeats it after 429 (any verb: the server refused before doing anything), after 503 with Retry-After
+   * One request. Repeats it after 429 (any verb: the server refused before doing anything; unless that is its answer), after 503 with Retry-After
    * and after a connection that the server closed (both only where repeating is safe), and once with fresh credentials
    * after 401.
    *
@@ -492,7 +492,7 @@ function isRepeatable(request: KubeRequest): boolean {
 }
 
 function mayRepeatLater(error: KubeApiError, request: KubeRequest): boolean {
-  if (error.status === 429) return true;
+  if (error.status === 429) return request.once !== true;
   return error.status === 503 && error.retryAfterMs !== undefined && isRepeatable(request);
 }
 

@@ -153,8 +153,8 @@ export class PodApi {
     const body = { apiVersion: "policy/v1", kind: "Eviction", metadata: { namespace, name }, deleteOptions };
     try {
       const path = podPath(namespace, name, "eviction");
-      // A budget's refusal is said at once: it is asked again when that is due, not by the transport.
-      await this.#kube.request({ method: "POST", path, body, signal, timeoutMs: EVICTION_MS, metadataOnly: true });
+      const limits = { once: true, timeoutMs: EVICTION_MS, metadataOnly: true };
+      await this.#kube.request({ method: "POST", path, body, signal, ...limits });
       return { kind: "evicted" };
     } catch (thrown) {
       if (isKubeApiError(thrown) && thrown.status === 429) return { kind: "refused", error: thrown };

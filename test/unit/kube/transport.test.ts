@@ -402,6 +402,16 @@ describe("repeating", () => {
     expect(error).toMatchObject({ status: 429, retryAfterMs: 60_000 });
   });
 
+  test("takes 429 for the answer where it is one, and asks no second time", async () => {
+    const clock = noWait();
+    const server = await serve(failing(100, 429));
+    const eviction = { ...get(), method: "POST", body: {}, once: true } as const;
+    const error = await failureOf(connect(server, { clock }).request(eviction));
+    expect(error).toMatchObject({ status: 429 });
+    expect(server.received).toHaveLength(1);
+    expect(clock.slept).toEqual([]);
+  });
+
   test("never repeats a POST after 503", async () => {
     const server = await serve(failing(1, 503, { "retry-after": "1" }));
     const error = await failureOf(connect(server, { clock: noWait() }).request({ ...get(), method: "POST", body: {} }));
