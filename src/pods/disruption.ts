@@ -4,9 +4,10 @@
  * shuts down. Pure.
  */
 import type { Pod } from "../kube/wire.ts";
-import type { Disruption, UnknownMachine } from "../provider/machine.ts";
+import type { Disruption, Machine, UnknownMachine } from "../provider/machine.ts";
 import type { Action, PlanContext } from "./decision.ts";
 import type { PodMemory } from "./pod-memory.ts";
+import { saysDisrupted } from "./status/conditions.ts";
 import type { Verdict } from "./status/input.ts";
 
 /** How soon an eviction that was refused, or that nobody has seen the effect of, is asked for again. */
@@ -37,3 +38,14 @@ export const outOfTime = ({ reason, message }: Disruption): Verdict => ({
   reason: "Terminated",
   message: `${reason}: ${message}`,
 });
+
+/**
+ * Why a machine has ended that an agent, which may be gone since, had seen to be about to go: one that ended when it was
+ * out of time was stopped for that, however politely its program went; one that ended before has finished.
+ */
+export function endedOutOfTime(pod: Pod, { disruption, stopped_at = "" }: Machine, now: number): Verdict | undefined {
+  if (disruption === undefined || !saysDisrupted(pod)) return undefined;
+  // The end is by the backend's clock, which may be ahead.
+  const hadNone = [Date.parse(stopped_at), now].every((moment) => timeLeft(pod, disruption, moment) <= 0);
+  return hadNone ? outOfTime(disruption) : undefined;
+}

@@ -22,7 +22,7 @@ import { isDeleting, isTerminal } from "../kube/pod.ts";
 import type { Pod } from "../kube/wire.ts";
 import { isKnownOver, isOver, type Machine, type UnknownMachine } from "../provider/machine.ts";
 import type { Action, Desired, Observed, PlanContext } from "./decision.ts";
-import { outOfTime, planEviction, timeLeft } from "./disruption.ts";
+import { endedOutOfTime, outOfTime, planEviction, timeLeft } from "./disruption.ts";
 import { finalStatus, isBehind, statusAction } from "./planned-status.ts";
 import type { PodMemory } from "./pod-memory.ts";
 import { hasRun } from "./status/facts.ts";
@@ -210,7 +210,8 @@ function planOver(pod: Pod, machine: Machine, memory: PodMemory, context: PlanCo
   const wasNeverMade = machine.state === "deleted" && machine.containers.length === 0;
   if (wasNeverMade && memory.verdict === undefined && !hasRun(pod)) return { do: "create" };
   const decided = wasNeverMade ? memory.verdict : ofMachine(memory.verdict);
-  const verdict = decided ?? (endedByDeadline(pod, machine, context.now) ? DEADLINE : undefined);
+  const isLate = endedByDeadline(pod, machine, context.now);
+  const verdict = decided ?? (isLate ? DEADLINE : endedOutOfTime(pod, machine, context.now));
   const made = wasNeverMade ? undefined : machine;
   return statusAction(pod, made, { ...memory, verdict }, context, { ended: true }) ?? { do: "wait" };
 }

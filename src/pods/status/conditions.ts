@@ -64,6 +64,11 @@ export function podConditions(
   ];
 }
 
+/** Whether the pod says that its machine is about to be taken away. */
+export function saysDisrupted({ status }: Pod): boolean {
+  return status?.conditions?.some((each) => each.type === DISRUPTED && each.reason === BY_NODE) === true;
+}
+
 /** The backend is about to take the machine away. What the API server says of an eviction that is under way stands. */
 function announced({ pod, machine, ended }: StatusInput, phase: string): { message: string } | undefined {
   const by = pod.status?.conditions?.find(({ type, status }) => type === DISRUPTED && status === "True")?.reason;

@@ -404,7 +404,7 @@ describe("repeating", () => {
 
   test("takes 429 for the answer where it is one, and asks no second time", async () => {
     const clock = noWait();
-    const server = await serve(failing(100, 429));
+    const server = await serve(failing(100, 429, {}));
     const eviction = { ...get(), method: "POST", body: {}, once: true } as const;
     const error = await failureOf(connect(server, { clock }).request(eviction));
     expect(error).toMatchObject({ status: 429 });

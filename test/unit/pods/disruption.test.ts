@@ -7,7 +7,7 @@ import { newMemory } from "../../../src/pods/pod-memory.ts";
 import { podStatus } from "../../../src/pods/status/pod-status.ts";
 import { pod } from "../../support/builders.ts";
 import { apiError } from "../../support/scripted-kube.ts";
-import { machine, NOW } from "./fixtures.ts";
+import { exited, machine, NOW } from "./fixtures.ts";
 import { World } from "./world.ts";
 
 const DISRUPTION = { reason: "HostEvacuated", message: "host h1 is emptied" };
@@ -101,6 +101,36 @@ test("a pod whose machine nobody can see is evicted when the backend says that i
   expect(plan(desired, observed, { ...memory, evictAgainAt: NOW + 4_000 }, context)).toEqual({
     do: "wait",
     afterMs: 4_000,
+  });
+});
+
+describe("a machine that has ended, as another agent's stop or by itself, with its end announced", () => {
+  const at = new Date(NOW).toISOString();
+  const told = { type: "DisruptionTarget", status: "True", reason: "TerminationByKubelet", message: "..." };
+  const ended = (stoppedMs: number) =>
+    machine({
+      state: "stopped",
+      stopped_at: new Date(stoppedMs).toISOString(),
+      containers: [exited("app", 0)],
+      disruption: { ...DISRUPTION, at },
+    });
+  const decided = (stoppedMs: number, conditions: readonly object[] = [told]) => {
+    const spec = { restartPolicy: "OnFailure", terminationGracePeriodSeconds: 30 };
+    const desired = { kind: "pod", pod: pod({ spec, status: { phase: "Running", conditions } }) } as const;
+    const context = { now: NOW, monotonic: NOW, hostIPs: [], version: undefined };
+    return plan(desired, { kind: "found", machine: ended(stoppedMs) }, newMemory(), context);
+  };
+
+  test("was ended when no more time than its grace was left: its pod has not succeeded", () => {
+    expect(decided(NOW - 29_000)).toMatchObject({ do: "status", patch: { phase: "Failed", reason: "Terminated" } });
+  });
+
+  test("had finished when it ended before that", () => {
+    expect(decided(NOW - 31_000)).toMatchObject({ do: "status", patch: { phase: "Succeeded" } });
+  });
+
+  test("had finished when no agent had seen the notice", () => {
+    expect(decided(NOW - 29_000, [])).toMatchObject({ do: "status", patch: { phase: "Succeeded" } });
   });
 });
 
