@@ -34,8 +34,10 @@ export function timeLeft(pod: Pod, disruption: Disruption | undefined, now: numb
 }
 
 /** The kubelet's reason for pods that it ends because their node goes down (nodeshutdown_manager.go). */
+export const OUT_OF_TIME = "Terminated";
+
 export const outOfTime = ({ reason, message }: Disruption): Verdict => ({
-  reason: "Terminated",
+  reason: OUT_OF_TIME,
   message: `${reason}: ${message}`,
 });
 

@@ -18,6 +18,7 @@ import { MachineCreation } from "./creation.ts";
 import { DEADLINE, LOST, PREEMPTED } from "./verdicts.ts";
 import { plan } from "./planner.ts";
 import type { Action, Desired, Observed } from "./decision.ts";
+import { OUT_OF_TIME } from "./disruption.ts";
 import type { PodMemory } from "./pod-memory.ts";
 import { PodApi } from "./pod-api.ts";
 import { PodCopies } from "./pod-copies.ts";
@@ -203,7 +204,7 @@ export class PodReconciler {
         case "create":
           return await this.#creation.create(uid, podOf(desired), signal);
         case "evict":
-          return await this.#removal.evict(uid, podOf(desired), observed, signal);
+          return await this.#evict(uid, podOf(desired), observed, signal);
         case "stop":
           if (action.verdict !== undefined && action.verdict !== DEADLINE)
             this.#records.update(uid, { verdict: action.verdict });
@@ -230,6 +231,11 @@ export class PodReconciler {
     } catch (thrown) {
       return this.#failed(uid, action, desired, thrown, signal);
     }
+  }
+
+  async #evict(uid: string, pod: Pod, observed: Observed, signal: AbortSignal): Promise<undefined> {
+    if (await this.#removal.evict(uid, pod, observed, signal)) this.#creation.lost(pod);
+    return undefined;
   }
 
   #failed(uid: string, action: Action, desired: Desired, thrown: unknown, signal: AbortSignal): Outcome | undefined {
@@ -300,8 +306,9 @@ export class PodReconciler {
   #announce(pod: Pod, verdict: Verdict): void {
     if (verdict === DEADLINE)
       this.#options.event(pod, { type: "Normal", reason: verdict.reason, message: verdict.message });
+    // Its controller replaces it at once, and a backend may take the next one's machine away as soon.
+    if (verdict === LOST || verdict.reason === OUT_OF_TIME) this.#creation.lost(pod);
     if (verdict !== LOST) return;
-    this.#creation.lost(pod);
     this.#options.hooks?.onLost?.();
   }
 

@@ -31,8 +31,8 @@ export class MachineRemoval {
     this.#context = context;
   }
 
-  /** Has the API server delete the pod, whose machine its backend is about to take away. */
-  async evict(uid: string, pod: Pod, observed: Observed, signal: AbortSignal): Promise<undefined> {
+  /** Has the API server delete the pod, whose machine its backend is about to take away. @returns whether it does */
+  async evict(uid: string, pod: Pod, observed: Observed, signal: AbortSignal): Promise<boolean> {
     this.#context.guard?.();
     const { records, clock } = this.#context;
     const disruption = observed.kind === "absent" ? undefined : observed.machine?.disruption;
@@ -45,7 +45,7 @@ export class MachineRemoval {
     const result = await this.#context.api.evict(pod, signal);
     const isRefused = result.kind === "denied" || result.kind === "refused";
     if (isRefused && isFirst) reported(this.#context, pod, "FailedEviction", "Pod cannot be evicted yet", result.error);
-    return undefined;
+    return result.kind === "evicted";
   }
 
   /** Asks the machine to end within its grace period. @throws ProviderError: to be tried again */

@@ -147,6 +147,31 @@ describe("a pod whose machine was lost soon", () => {
   });
 });
 
+describe("a pod whose backend takes its machine away soon", () => {
+  const soon = { reason: "SpotReclaimed", message: "it is taken back" };
+  const past = new Date(0).toISOString();
+
+  test.each([
+    ["evicted", soon, {}],
+    ["ended", { ...soon, at: past }, { phase: "Failed", reason: "Terminated" }],
+  ])("is replaced at once the first time it is %s, and later and later after that", async (_how, disruption, end) => {
+    const world = worldOf("ReplicaSet");
+    for (const uid of ["u2", "u3"]) {
+      await world.settle();
+      expect(world.pod.status?.phase).toBe("Running");
+      world.provider.setDisruption(`m-${world.pod.metadata!.uid}`, disruption);
+      await world.pass(5_000);
+      expect(world.pod.status).toMatchObject(end);
+      await world.replacePod(uid);
+    }
+    await world.pass(4_000);
+    expect(world.pod.status?.phase).toBe("Pending");
+    expect(world.said("BackOff")).not.toEqual([]);
+    await world.pass(6_000);
+    expect(world.pod.status?.phase).toBe("Running");
+  });
+});
+
 describe("a pod whose backend does not give it what it asks for", () => {
   const refuseOnce = async (world: World) => {
     await world.settle();
