@@ -117,9 +117,9 @@ export class KubeTransport implements Kube {
   }
 
   /**
-   * One request. Repeats it after 429 (any verb: the server refused before doing anything; unless that is its answer), after 503 with Retry-After
-   * and after a connection that the server closed (both only where repeating is safe), and once with fresh credentials
-   * after 401.
+   * One request. Repeats it after 429 (any verb: the server refused before doing anything; not where that is its
+   * answer), after 503 with Retry-After and after a connection that the server closed (both only where repeating is
+   * safe), and once with fresh credentials after 401.
    *
    * @returns the reply's JSON without `managedFields`; undefined for an empty reply
    * @throws KubeApiError for any other status, every transport fault and when time is up; the signal's reason when

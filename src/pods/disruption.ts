@@ -42,8 +42,8 @@ export const outOfTime = ({ reason, message }: Disruption): Verdict => ({
 });
 
 /**
- * Why a machine has ended that an agent, which may be gone since, had seen to be about to go: one that ended when it was
- * out of time was stopped for that, however politely its program went; one that ended before has finished.
+ * Why a machine has ended that an agent, which may be gone since, had seen to be about to go: one that ended when it
+ * was out of time was stopped for that, however politely its program went; one that ended before has finished.
  */
 export function endedOutOfTime(pod: Pod, { disruption, stopped_at = "" }: Machine, now: number): Verdict | undefined {
   if (disruption === undefined || !saysDisrupted(pod)) return undefined;
