@@ -118,8 +118,9 @@ export class TrustBundles {
       random,
       logger,
       onError: (error) => {
-        if (this.#store.synced) return;
+        // Also later: what was read stays until another version is.
         if (isNotFound(error)) return missing.abort();
+        if (this.#store.synced) return;
         if (isForbidden(error)) onDenied?.();
         this.#learn(error.message);
       },

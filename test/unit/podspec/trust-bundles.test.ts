@@ -117,6 +117,16 @@ test("a server without any is asked again after a minute", async () => {
   expect(await anchors({ name: "a" })).toBe(pem("A"));
 });
 
+test("a server that loses the version that is watched, as one that is set back, is asked for the others", async () => {
+  server = { v1: [bundle("a", { trustBundle: pem("A") })] };
+  expect(await anchors({ name: "a" })).toBe(pem("A"));
+  server = { v1beta1: [{ ...bundle("a", { trustBundle: pem("B") }), metadata: { name: "a", uid: "uid-a" } }] };
+  for (let minute = 0; minute < 10; minute++) await clock.advance(60_000);
+  await settle();
+  expect(changed).toEqual(["u1"]);
+  expect(await anchors({ name: "a" })).toBe(pem("B"));
+});
+
 test("a refusal is no absence, and is counted", async () => {
   let denied = 0;
   const refused = new TrustBundles({
