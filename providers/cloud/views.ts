@@ -9,8 +9,8 @@ export class Views {
   readonly #clock: Clock;
   /** What befell VMs while they were made, by the machine. */
   readonly #notices = new Map<string, readonly MachineNotice[]>();
-  /** Monotonic, of hosts that are out of sight, by the machine. */
-  readonly #unseenSince = new Map<string, number>();
+  /** When the cloud first and last said of hosts that they are out of sight, monotonic, by the machine. */
+  readonly #unseen = new Map<string, { readonly first: number; readonly last: number }>();
   readonly #graceMs: number;
 
   /** @param options.hostGraceMs how long a pod waits for a host that is out of sight */
@@ -57,7 +57,7 @@ export class Views {
   /** Nothing is remembered of it any more. */
   forget(id: string): void {
     this.#notices.delete(id);
-    this.#unseenSince.delete(id);
+    this.#unseen.delete(id);
   }
 
   /** What its guest says, with what the cloud knows better. */
@@ -83,14 +83,18 @@ export class Views {
 
   /** The machine's host is out of sight, or is seen again. */
   sawHost(id: string, isSeen: boolean): void {
-    if (isSeen) this.#unseenSince.delete(id);
-    else if (!this.#unseenSince.has(id)) this.#unseenSince.set(id, this.#clock.monotonic());
+    const last = this.#clock.monotonic();
+    if (isSeen) this.#unseen.delete(id);
+    else this.#unseen.set(id, { first: this.#unseen.get(id)?.first ?? last, last });
   }
 
-  /** Of a machine that is unknown: its host is out of sight for too long for its pod to wait. */
+  /**
+   * Of a machine that is unknown: its host is out of sight for too long for its pod to wait. As long as the cloud says
+   * so: of the time that itself is silent, nothing is known.
+   */
   disruptionOf(id: string): Disruption | undefined {
-    const since = this.#unseenSince.get(id);
-    if (since === undefined || this.#clock.monotonic() - since < this.#graceMs) return undefined;
+    const times = this.#unseen.get(id);
+    if (times === undefined || times.last - times.first < this.#graceMs) return undefined;
     const seconds = Math.round(this.#graceMs / 1000);
     return { reason: "HostOutOfSight", message: `the host of its VM has been out of sight for ${seconds} s` };
   }

@@ -132,6 +132,20 @@ describe("what is not known is not absent", () => {
     expect(await told()).toMatchObject({ id: "m", disruption: undefined });
   });
 
+  test("when the cloud is silent since the host was out of sight once, and its pod is not to go for that", async () => {
+    const setup = new CloudAgents();
+    const agent = setup.agent();
+    await agent.createPod("m", spec(), { signal });
+    const told = async () => (await agent.getPods({ signal, labels: LABELS })).unknown?.[0];
+    for (const vm of setup.cloud.state.vms.values()) vm.isSeen = false;
+    await told();
+    setup.cloud.before = (call) => {
+      if (call === "getVm") throw unavailable();
+    };
+    await setup.pass(600_000);
+    expect(await told()).toMatchObject({ id: "m", disruption: undefined });
+  });
+
   test("when its guest does not answer", async () => {
     const setup = new CloudAgents();
     const agent = setup.agent();
