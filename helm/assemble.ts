@@ -10,20 +10,16 @@
  * Reproducible: the same checkout and lock file give the same bytes, modes and times ($SOURCE_DATE_EPOCH, default 0).
  */
 import { execFileSync } from "node:child_process";
-import { chmod, copyFile, lutimes, mkdir, readFile, readdir, rm, stat, writeFile } from "node:fs/promises";
+import { chmod, copyFile, glob, lutimes, mkdir, readFile, readdir, rm, stat, writeFile } from "node:fs/promises";
 import { dirname, join } from "node:path";
 import { bundle } from "./bundle.ts";
 
 const repository = join(import.meta.dirname, "..");
 
 /** Messages of gRPC: generated as JavaScript, so the compiler leaves them where they are. */
-export const GENERATED = [
-  "providers/local/engines/cri/api.gen.js",
-  "providers/local/plugins/api/device-plugin/api.gen.js",
-  "providers/local/plugins/api/pod-resources/api.gen.js",
-  "providers/local/plugins/api/registration/api.gen.js",
-  "src/csi/api.gen.js",
-];
+export async function generatedModules(): Promise<string[]> {
+  return await Array.fromAsync(glob("{src,providers}/**/*.gen.js", { cwd: repository }));
+}
 
 interface LockedPackage {
   dev?: boolean;
@@ -61,7 +57,8 @@ export async function assemble(folder: string): Promise<void> {
   );
   for (const file of ["LICENSE", "src/provider/contract/openapi.yaml"])
     await copy(join(repository, file), join(app, file));
-  for (const generated of GENERATED) await copy(join(repository, generated), join(app, "dist", generated));
+  for (const generated of await generatedModules())
+    await copy(join(repository, generated), join(app, "dist", generated));
   for (const name of await runtimePackages()) await copyPackage(name, app);
   await copy(join(repository, `node_modules/node-linux-${process.arch}/bin/node`), join(app, "bin/node"));
   await copyPackageJson(app);

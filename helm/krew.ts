@@ -11,7 +11,7 @@ import { createHash } from "node:crypto";
 import { writeFileSync } from "node:fs";
 import { chmod, cp, mkdir, readFile, rm, writeFile } from "node:fs/promises";
 import { join } from "node:path";
-import { copy, copyPackage, copyPackageJson, GENERATED, portablePackages, removeIdle } from "./assemble.ts";
+import { copy, copyPackage, copyPackageJson, generatedModules, portablePackages, removeIdle } from "./assemble.ts";
 
 const repository = join(import.meta.dirname, "..");
 
@@ -47,7 +47,7 @@ async function fill(tree: string): Promise<void> {
   await cp(join(repository, "src/ui/page"), join(dist, "src/ui/page"), { recursive: true });
   for (const file of ["LICENSE", "src/provider/contract/openapi.yaml"])
     await copy(join(repository, file), join(tree, file));
-  for (const generated of GENERATED) await copy(join(repository, generated), join(dist, generated));
+  for (const generated of await generatedModules()) await copy(join(repository, generated), join(dist, generated));
   for (const name of await portablePackages()) await copyPackage(name, tree);
   await copyPackageJson(tree);
   for (const name of ["main", "kubectl-vmlet", "kubectl_complete-vmlet"])
