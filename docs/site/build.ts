@@ -1,7 +1,12 @@
 /** `npm run docs:site`: the site, as files for any web server, in docs/site/dist or the folder that is named. */
+import { spawnSync } from "node:child_process";
 import { join, resolve } from "node:path";
-import { build } from "vitepress";
-import { fill } from "./fill.ts";
+import { fill, ROOT } from "./fill.ts";
 
+const outDir = resolve(process.argv[2] ?? join(import.meta.dirname, "dist"));
 fill(join(import.meta.dirname, ".pages"));
-await build(import.meta.dirname, { outDir: resolve(process.argv[2] ?? join(import.meta.dirname, "dist")) });
+const vitepress = join(ROOT, "node_modules/vitepress/bin/vitepress.js");
+const { status } = spawnSync(process.execPath, [vitepress, "build", import.meta.dirname, "--outDir", outDir], {
+  stdio: "inherit",
+});
+process.exitCode = status ?? 1;

@@ -1,5 +1,4 @@
 /** What VitePress is told: the sidebar, the search, and that headings are named as on GitHub. */
-import type { UserConfig, DefaultTheme } from "vitepress";
 import { allPages } from "./fill.ts";
 import { slug } from "./markdown.ts";
 import { GROUPS, type Page } from "./pages.ts";
@@ -11,9 +10,18 @@ const STYLE = `
 .vp-doc code, .vp-doc p, .vp-doc li, .vp-doc h2, .vp-doc h3 { overflow-wrap: anywhere; }
 .plot { max-width: 560px; margin: 16px 0; }`;
 
+type Rule = (
+  ...args: [tokens: readonly { info: string; content: string }[], index: number, ...others: unknown[]]
+) => string;
+
+/** Of markdown-it what is changed here. */
+interface Markdown {
+  renderer: { rules: { fence?: Rule; text?: Rule } };
+}
+
 const item = ({ title, to }: Page) => ({ text: title, link: to === "index" ? "/" : `/${to}` });
 
-export const config: UserConfig<DefaultTheme.Config> = {
+export const config = {
   title: "vmlet",
   description: "Turns any HTTP VM API into a Kubernetes node",
   srcDir: ".pages",
@@ -46,7 +54,7 @@ export const config: UserConfig<DefaultTheme.Config> = {
     // Nor are {id} and such attributes of a heading.
     attrs: { disable: true },
     anchor: { slugify: slug },
-    config(md) {
+    config(md: Markdown) {
       const { fence, text } = md.renderer.rules;
       // Braces are Vue's: not those of a document.
       md.renderer.rules.text = (...args) => text!(...args).replaceAll("{{", "&#123;&#123;");
