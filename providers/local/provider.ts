@@ -131,7 +131,6 @@ export class LocalProvider implements Provider {
   readonly #secrets: SecretBudget;
   readonly #care: HostCare;
   readonly #plugins: HostPlugins | undefined;
-  readonly #capabilities: readonly Capability[];
   /** Absent: the engine has none. Machines keep theirs though none are offered any more. */
   readonly #volumes: LocalVolumes | undefined;
   readonly volumes?: VolumeProvider;
@@ -151,7 +150,6 @@ export class LocalProvider implements Provider {
     this.#secrets = new SecretBudget(options.secrets?.maxBytes ?? Infinity);
     this.#plugins = options.plugins && new HostPlugins(options.plugins, { ...options, supervisors: this.#supervisors });
     this.#care = new HostCare({ ...options, devices: this.#plugins?.devices, supervisors: this.#supervisors });
-    this.#capabilities = capabilitiesOf(options, this.#care);
     this.#volumes = volumesOf(options, () => [...this.#supervisors.values()].map(({ record }) => record));
     if (this.#volumes !== undefined && options.persistentVolumes !== false) this.volumes = this.#volumes.api;
     this.#context = {
@@ -305,7 +303,7 @@ export class LocalProvider implements Provider {
     return Promise.resolve({
       name: `vmlet-backend/${this.#engine.name}`,
       version: this.#options.version,
-      capabilities: [...this.#capabilities],
+      capabilities: this.#capabilities(),
       // Every engine runs what this host's processor runs; engine vm's guests are of its kind too.
       os: "linux",
       architecture: goArchitecture(process.arch),
@@ -331,7 +329,7 @@ export class LocalProvider implements Provider {
         throw new ProviderError("unavailable", `what is left of a former machine ${id} is still being removed`);
       assertTellable(specExcess(spec));
       validateSpec(spec);
-      assertCapable(requiredCapabilities(spec), this.#capabilities);
+      assertCapable(requiredCapabilities(spec), this.#capabilities());
       assertRuntimeHandler(spec, this.#engine.runtimeHandlers);
       this.#engine.validate?.(spec);
       this.#volumes?.assertClaimable(spec);
@@ -415,7 +413,7 @@ export class LocalProvider implements Provider {
     options.signal.throwIfAborted();
     this.#assertOpen();
     const supervisor = this.#find(id);
-    assertCapable(patchCapabilities(patch), this.#capabilities);
+    assertCapable(patchCapabilities(patch), this.#capabilities());
     assertTellable(patchExcess(supervisor.spec, patch));
     for (const spec of patch.ephemeral_containers ?? []) {
       const others = (supervisor.spec.ephemeral_containers ?? []).filter((known) => !isDeepStrictEqual(known, spec));
@@ -494,6 +492,11 @@ export class LocalProvider implements Provider {
     await this.#plugins?.close();
     await this.#engine.close();
     closeSync(this.#lock);
+  }
+
+  /** As of now: an engine learns some of them from its runtime. */
+  #capabilities(): readonly Capability[] {
+    return capabilitiesOf(this.#options, this.#care);
   }
 
   #find(id: string): Supervisor {

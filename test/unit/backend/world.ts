@@ -4,7 +4,7 @@ import { constants, tmpdir } from "node:os";
 import { basename, join } from "node:path";
 import { PassThrough } from "node:stream";
 import { onTestFinished } from "vitest";
-import { ALL_CAPABILITIES } from "../../../src/provider/capabilities.ts";
+import { ALL_CAPABILITIES, type Capability } from "../../../src/provider/capabilities.ts";
 import type { ContainerSpec, ContainerState, Machine, MachineSpec } from "../../../src/provider/machine.ts";
 import type { ProviderCapacity } from "../../../src/provider/provider.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
@@ -270,15 +270,23 @@ export class World {
   }
 
   #engine(): Engine {
+    const all = this.judge?.capabilities ?? ALL_CAPABILITIES;
+    // What its runtime has is known after the sweep only; what this host has, at once.
+    let known: readonly Capability[] = all.filter((each) => each.startsWith("volumes."));
     return {
       name: this.judge?.name ?? "process",
       hasCdi: this.judge?.hasCdi ?? false,
-      capabilities: this.judge?.capabilities ?? ALL_CAPABILITIES,
+      get capabilities() {
+        return known;
+      },
       ...(this.judge?.validate && { validate: (spec: MachineSpec) => this.judge!.validate!(spec) }),
       ...(this.images === undefined ? {} : { images: this.images }),
       ...(this.capacity === undefined ? {} : { capacity: () => Promise.resolve(this.capacity!) }),
       check: () => Promise.resolve([]),
-      sweep: () => Promise.resolve(),
+      sweep: () => {
+        known = all;
+        return Promise.resolve();
+      },
       open: async () => {
         await this.opening;
         const error = this.openErrors.shift();
