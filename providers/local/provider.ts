@@ -131,6 +131,8 @@ export class LocalProvider implements Provider {
   readonly #secrets: SecretBudget;
   readonly #care: HostCare;
   readonly #plugins: HostPlugins | undefined;
+  /** As of now: an engine learns some of them from its runtime. */
+  readonly #capabilities: () => readonly Capability[];
   /** Absent: the engine has none. Machines keep theirs though none are offered any more. */
   readonly #volumes: LocalVolumes | undefined;
   readonly volumes?: VolumeProvider;
@@ -150,6 +152,7 @@ export class LocalProvider implements Provider {
     this.#secrets = new SecretBudget(options.secrets?.maxBytes ?? Infinity);
     this.#plugins = options.plugins && new HostPlugins(options.plugins, { ...options, supervisors: this.#supervisors });
     this.#care = new HostCare({ ...options, devices: this.#plugins?.devices, supervisors: this.#supervisors });
+    this.#capabilities = () => capabilitiesOf(options, this.#care);
     this.#volumes = volumesOf(options, () => [...this.#supervisors.values()].map(({ record }) => record));
     if (this.#volumes !== undefined && options.persistentVolumes !== false) this.volumes = this.#volumes.api;
     this.#context = {
@@ -492,11 +495,6 @@ export class LocalProvider implements Provider {
     await this.#plugins?.close();
     await this.#engine.close();
     closeSync(this.#lock);
-  }
-
-  /** As of now: an engine learns some of them from its runtime. */
-  #capabilities(): readonly Capability[] {
-    return capabilitiesOf(this.#options, this.#care);
   }
 
   #find(id: string): Supervisor {
