@@ -13,7 +13,9 @@ const ECHO = { command: ["sleep", "3600"], port: 7777 };
 /** A guest's capacity is that of one VM. */
 const SKIPPED = [
   "capacity/is-plausible",
-  ...CHECKS.filter(({ name, needsHttp }) => /^(devices|disks)\//.test(name) && !needsHttp).map(({ name }) => name),
+  ...CHECKS.filter(({ name, needsHttp }) => /^(devices|claims|disks)\//.test(name) && !needsHttp).map(
+    ({ name }) => name,
+  ),
 ];
 
 test.each([
