@@ -26,11 +26,11 @@ export function planEviction(
 
 /**
  * Milliseconds until the machine has to be stopped for its pod to have its grace; infinite where nobody knows when it
- * goes.
+ * goes, or the backend names no time that there is (a leap second).
  */
 export function timeLeft(pod: Pod, disruption: Disruption | undefined, now: number): number {
-  if (disruption?.at === undefined) return Infinity;
-  return Date.parse(disruption.at) - (pod.spec?.terminationGracePeriodSeconds ?? 30) * 1000 - now;
+  const at = Date.parse(disruption?.at ?? "");
+  return Number.isNaN(at) ? Infinity : at - (pod.spec?.terminationGracePeriodSeconds ?? 30) * 1000 - now;
 }
 
 /** The kubelet's reason for pods that it ends because their node goes down (nodeshutdown_manager.go). */

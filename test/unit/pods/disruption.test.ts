@@ -90,6 +90,21 @@ describe("a pod whose machine is about to be taken away", () => {
   });
 });
 
+test("a time that is none counts as one that nobody knows, and keeps no other pod of the node waiting", async () => {
+  const world = await running();
+  world.onRequest = (request) => {
+    if (isEviction(request)) throw apiError(429, "TooManyRequests");
+  };
+  disrupt(world, "2016-12-31T23:59:60Z");
+  await world.pass(65_000);
+  expect(evictions(world).length).toBeGreaterThanOrEqual(5);
+  expect(world.pod.status?.phase).toBe("Running");
+  const observed = { kind: "found", machine: world.provider.machines[0]! } as const;
+  const context = { now: world.clock.now(), monotonic: NOW, hostIPs: ["10.1.0.1"], version: undefined };
+  const memory = { ...newMemory(), evictAgainAt: NOW + 4_000 };
+  expect(plan({ kind: "pod", pod: world.pod }, observed, memory, context)).toEqual({ do: "wait", afterMs: 4_000 });
+});
+
 test("a pod whose machine nobody can see is evicted when the backend says that it is lost for too long", () => {
   const memory = { ...newMemory() };
   const context = { now: NOW, monotonic: NOW, hostIPs: [], version: undefined };
