@@ -76,11 +76,11 @@ function devicesIn(prepared: PreparedClaims | undefined, name: string): Prepared
 
 /** The machine's, when its drivers are about to be asked. */
 export function askedClaims({ resource_claims: claims = [] }: Pick<MachineSpec, "resource_claims">): PreparedClaims {
-  const asked: Record<string, PreparedClaim> = {};
+  const asked = new Map<string, PreparedClaim>();
   for (const { uid, name, namespace, claim, drivers } of claims) {
-    const { names = [], drivers: others = {} } = asked[uid] ?? {};
+    const { names = [], drivers: others = {} } = asked.get(uid) ?? {};
     const own = Object.fromEntries(drivers.map((driver) => [driver, null]));
-    asked[uid] = { names: [...names, name], namespace, claim, drivers: { ...others, ...own } };
+    asked.set(uid, { names: [...names, name], namespace, claim, drivers: { ...others, ...own } });
   }
-  return asked;
+  return Object.fromEntries(asked);
 }

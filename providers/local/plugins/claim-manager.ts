@@ -96,11 +96,11 @@ export class ClaimManager implements ClaimSource {
           );
       }
       holder.keep(asked);
-      const ready: Record<string, PreparedClaim> = {};
+      const ready: [string, PreparedClaim][] = [];
       for (const [uid, claim] of Object.entries(asked))
-        ready[uid] = await this.#inTurn(uid, () => this.#prepareOne(uid, claim, signal));
+        ready.push([uid, await this.#inTurn(uid, () => this.#prepareOne(uid, claim, signal))]);
       signal.throwIfAborted();
-      holder.keep(ready);
+      holder.keep(Object.fromEntries(ready));
     } catch (thrown) {
       signal.throwIfAborted();
       throw new ClaimsNotReady(`prepare dynamic resources: ${toError(thrown).message}`, { cause: thrown });

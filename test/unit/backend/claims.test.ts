@@ -3,6 +3,7 @@ import { create } from "@bufbuild/protobuf";
 import { describe, expect, test } from "vitest";
 import { NodePrepareResourceResponseSchema } from "../../../providers/local/plugins/api/dra/api.gen.js";
 import { capabilitiesOf } from "../../../providers/local/capabilities.ts";
+import { askedClaims } from "../../../providers/local/claims.ts";
 import type { DraPlugin } from "../../../providers/local/plugins/dra-plugin.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
 import { World } from "./world.ts";
@@ -216,6 +217,18 @@ describe("a machine with a claim", () => {
     const spec = { containers: [{ name: "a", image: "i", claims: [{ name: "mine" }] }] };
     await expect(world.create(spec)).rejects.toThrow('container "a" uses claim "mine", which does not exist');
   });
+});
+
+test("a claim is asked for whatever the word by which it is known", () => {
+  const claims = ["__proto__", "constructor"].map((uid) => ({
+    ...{ uid, name: uid, namespace: "n", claim: uid },
+    drivers: [DRIVER],
+  }));
+  const asked = Object.entries(askedClaims({ resource_claims: claims })).map(([uid, { names }]) => [uid, names]);
+  expect(asked).toEqual([
+    ["__proto__", ["__proto__"]],
+    ["constructor", ["constructor"]],
+  ]);
 });
 
 describe("after the backend was killed", () => {
