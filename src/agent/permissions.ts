@@ -78,7 +78,7 @@ export function nodePermissions(nodeName: string, needs: PermissionNeeds): Permi
     ),
   ];
   const permissions: Permission[] = [
-    ...(needs.mode === "direct" ? diskPermissions(nodeName) : []),
+    ...(needs.mode === "direct" ? [CLAIMS, ...diskPermissions(nodeName)] : []),
     core("create", "nodes", "the Node cannot be registered"),
     core("get", "nodes", "the Node's state cannot be read", { name: nodeName }),
     core("list", "nodes", "changes of the Node by others go unnoticed", ownNode),
@@ -129,6 +129,20 @@ export function nodePermissions(nodeName: string, needs: PermissionNeeds): Permi
   return [...permissions, ...processPermissions(nodeName, needs)];
 }
 
+/** For a backend whose host has plugins of drivers (Dynamic Resource Allocation). */
+const CLAIMS: Permission = {
+  attributes: {
+    verb: "get",
+    group: "resource.k8s.io",
+    resource: "resourceclaims",
+    namespace: "default",
+    name: "probe",
+  },
+  exampleOf: "workloads",
+  purpose: "pods with resource claims stay Pending",
+  optional: true,
+};
+
 /** For a backend with volumes that outlive machines. */
 function diskPermissions(nodeName: string): Permission[] {
   const purpose = "pods with persistent volumes stay Pending";
@@ -138,17 +152,6 @@ function diskPermissions(nodeName: string): Permission[] {
       attributes: { verb: "get", resource: "persistentvolumeclaims", namespace: "default", name: "probe" },
       exampleOf: "workloads" as const,
       purpose,
-    },
-    {
-      attributes: {
-        verb: "get",
-        group: "resource.k8s.io",
-        resource: "resourceclaims",
-        namespace: "default",
-        name: "probe",
-      },
-      exampleOf: "workloads" as const,
-      purpose: "pods with resource claims stay Pending",
     },
     { attributes: { verb: "get", resource: "persistentvolumes" }, purpose },
     { attributes: { verb: "get", group: "storage.k8s.io", resource: "volumeattachments" }, purpose },
