@@ -95,11 +95,11 @@ export class PodDisks {
     const reading = Symbol();
     this.#reading.set(uid, reading);
     const found = await inPortions(volumes, (volume) => this.#bound(pod, volume, signal));
+    const isNewest = this.#reading.get(uid) === reading;
+    if (isNewest) this.#reading.delete(uid);
     // It was released meanwhile, and nobody would release what is claimed for it now.
-    const isLive = this.#options.isLive?.(uid) ?? true;
-    if (!isLive || this.#reading.get(uid) !== reading)
+    if (!isNewest || this.#options.isLive?.(uid) === false)
       return new Map(volumes.map(({ name }) => [name, { kind: "waiting" }]));
-    this.#reading.delete(uid);
     const bound = found.flatMap((each) => (each.ok ? [each.value] : []));
     if (bound.length === found.length && (await this.#isAttached(uid, bound, signal))) {
       this.#looks.forget(uid);
