@@ -3,16 +3,22 @@
  * `SOAK_CRI` and `SOAK_VM` set the number of machines (default 200; emulated VMs take more than a second each),
  * `SOAK_BURST` how many there are at a time; what the first burst takes of the host while it runs is printed. With
  * `SOAK_REST`, also what processors it takes in so many seconds in which nobody asks for anything; with
- * `SOAK_MINUTES`, bursts go on until these are over, and what was taken at the begin and the end is printed. `SOAK_PATIENCE` is for how many minutes a burst is waited for (default 5).
+ * `SOAK_MINUTES`, bursts go on until these are over, and what was taken at the begin and the end is printed;
+ * `SOAK_PAUSE` seconds are between two of them, `SOAK_STAY` machines with logs and restarts run beside them all the time,
+ * and every `SOAK_TELL` minutes it is printed what all that takes by then. `SOAK_PATIENCE` is for how many minutes a
+ * burst is waited for (default 5).
  */
 import { mkdtempSync, readdirSync, readFileSync, rmSync, statSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { setFlagsFromString } from "node:v8";
+import { runInNewContext } from "node:vm";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import type { Engine } from "../../providers/local/engine.ts";
 import { createProcessEngine } from "../../providers/local/engines/process/process.ts";
 import { run } from "../../providers/local/host/command.ts";
 import { machineHash } from "../../providers/local/host/machine-hash.ts";
+import type { MachineSpec } from "../../src/provider/machine.ts";
 import { HostNetwork } from "../../providers/local/network/network.ts";
 import { systemClock } from "../../src/util/clock.ts";
 import { Bench } from "../integration/backend/suite.ts";
@@ -34,6 +40,9 @@ interface Subject {
 
 const REST_MS = 1000 * Number(process.env["SOAK_REST"] ?? 0);
 const SOAK_MS = 60_000 * Number(process.env["SOAK_MINUTES"] ?? 0);
+const PAUSE_MS = 1000 * Number(process.env["SOAK_PAUSE"] ?? 0);
+const TELL_MS = 60_000 * Number(process.env["SOAK_TELL"] ?? 0);
+const STAY = Number(process.env["SOAK_STAY"] ?? 0);
 /** What a burst may take until its machines run, and until they are gone. */
 const PATIENCE_MS = 60_000 * Number(process.env["SOAK_PATIENCE"] ?? 5);
 /** Of the bursts before and after. */
@@ -89,10 +98,12 @@ function told(pid: string, file: string, read: (text: string) => number): number
 
 const sum = (numbers: readonly number[]) => numbers.reduce((all, each) => all + each, 0);
 
+/** MiB, each page by its part of those who share it. */
+const pss = (text: string) => Number(/^Pss: +(\d+)/m.exec(text)?.[1] ?? 0) / 1024;
+
 /** Of what is left of this host while machines run: memory in MiB, of all their processes and of this one. */
 function figures(running: readonly string[], stateDir: string) {
   const pids = pidsOf(running);
-  const pss = (text: string) => Number(/^Pss: +(\d+)/m.exec(text)?.[1] ?? 0) / 1024;
   const memory = process.memoryUsage();
   return {
     processes: pids.length,
@@ -104,21 +115,74 @@ function figures(running: readonly string[], stateDir: string) {
   };
 }
 
+/** Milliseconds of processors that a process has had, by its `stat`. */
+function ticks(stat: string): number {
+  const [user, system] = stat
+    .slice(stat.lastIndexOf(")") + 2)
+    .split(" ")
+    .slice(11, 13)
+    .map(Number);
+  return (user! + system!) * TICK_MS;
+}
+
+async function pass(ms: number): Promise<void> {
+  const { promise: over, resolve } = Promise.withResolvers<void>();
+  systemClock.after(ms, resolve);
+  await over;
+}
+
+/** Tells, every so many minutes, what the host gives by then, and what each machine since the last time has cost. */
+class Series {
+  readonly #name: string;
+  readonly #stateDir: string;
+  readonly #begun = performance.now();
+  /** Without it the heap is what happens not to be collected yet. */
+  readonly #collect: () => void;
+  #since = { at: performance.now(), cpu: process.cpuUsage(), machines: 0 };
+  #startedMs: number[] = [];
+
+  constructor(name: string, stateDir: string) {
+    [this.#name, this.#stateDir] = [name, stateDir];
+    setFlagsFromString("--expose-gc");
+    this.#collect = runInNewContext("gc") as () => void;
+  }
+
+  /** A burst whose machines ran after so many milliseconds. */
+  async add(startedMs: number, machines: number, look: () => Promise<string[]>): Promise<void> {
+    this.#startedMs.push(startedMs);
+    this.#since.machines += machines;
+    if (performance.now() - this.#since.at < TELL_MS) return;
+    const { user, system } = process.cpuUsage(this.#since.cpu);
+    const { machines: made } = this.#since;
+    this.#collect();
+    const running = await look();
+    const daemons = pidsOf(running.filter((line) => /containerd --config /.test(line)));
+    const { length: tombstones } = readdirSync(join(this.#stateDir, "tombstones"));
+    console.log(this.#name, {
+      minutes: Math.round((performance.now() - this.#begun) / 60_000),
+      machines: made,
+      burstMs: this.#startedMs.toSorted((a, b) => a - b)[this.#startedMs.length >> 1],
+      backendCpuMsAMachine: Math.round((user + system) / 1000 / made),
+      daemonsMib: Math.round(sum(daemons.map((pid) => told(pid, "smaps_rollup", pss)))),
+      daemonsDescriptors: sum(daemons.map((pid) => readdirSync(`/proc/${pid}/fd`).length)),
+      daemonsThreads: sum(daemons.map((pid) => readdirSync(`/proc/${pid}/task`).length)),
+      tombstones,
+      ...figures(running, this.#stateDir),
+      traces: running.length,
+      stateKib: await kib(this.#stateDir),
+    });
+    this.#startedMs = [];
+    this.#since = { at: performance.now(), cpu: process.cpuUsage(), machines: 0 };
+  }
+}
+
+const kib = async (dir: string) => Number(/^\d+/.exec((await run("du", ["-skx", dir])).stdout.toString())?.[0]);
+
 /** Milliseconds of processors in a second of rest, of this process and of all of the machines'. */
 async function restfulness(running: readonly string[]): Promise<{ backendCpuMs: number; processesCpuMs: number }> {
-  const ticks = (text: string) => {
-    const [user, system] = text
-      .slice(text.lastIndexOf(")") + 2)
-      .split(" ")
-      .slice(11, 13)
-      .map(Number);
-    return (user! + system!) * TICK_MS;
-  };
   const spent = () => sum(pidsOf(running).map((pid) => told(pid, "stat", ticks)));
   const [own, theirs] = [process.cpuUsage(), spent()];
-  const { promise: over, resolve } = Promise.withResolvers<void>();
-  systemClock.after(REST_MS, resolve);
-  await over;
+  await pass(REST_MS);
   const { user, system } = process.cpuUsage(own);
   const perSecond = (ms: number) => Math.round((10 * ms) / (REST_MS / 1000)) / 10;
   return { backendCpuMs: perSecond((user + system) / 1000), processesCpuMs: perSecond(spent() - theirs) };
@@ -155,6 +219,15 @@ function kept(stateDir: string): Record<string, number> {
   ];
   return Object.fromEntries(folders.map((folder) => [folder, readdirSync(folder).length]));
 }
+
+/** A machine that runs for hours: a container that writes a log, and one that ends again and again. */
+const steady = (bench: Bench): Partial<MachineSpec> => ({
+  restart_policy: "always",
+  containers: [
+    bench.shell("talks", "while sleep 1; do echo $(date) what is said by a program that says a line a second; done"),
+    bench.shell("ends", "sleep 20; exit 3"),
+  ],
+});
 
 for (const subject of subjects) {
   const { dir: _dir, ...network } = testNetwork("");
@@ -196,7 +269,7 @@ for (const subject of subjects) {
 
     const title = `${subject.machines} machines in bursts of ${subject.burst} leave nothing`;
     test(title, { timeout: SOAK_MS + MORE_MS }, async () => {
-      const burst = async (look = async () => {}) => {
+      const burst = async (look = async (_startedMs: number) => {}) => {
         const begun = performance.now();
         const made = await Promise.all(
           Array.from({ length: subject.burst }, () =>
@@ -213,7 +286,7 @@ for (const subject of subjects) {
         // Some are deleted while they start.
         await Promise.all(made.filter((_, index) => index % 4 !== 3).map((id) => bench.reaches(id, "running")));
         const startedMs = Math.round(performance.now() - begun);
-        await look();
+        await look(startedMs);
         if (process.env["SOAK_BURST"] !== undefined) console.log(`${subject.name}: ${made.length} in ${startedMs} ms`);
         await Promise.all(made.map((id) => bench.provider.deletePod(id, { force: true, signal: bench.signal })));
         await Promise.all(made.map((id) => bench.reaches(id, "deleted")));
@@ -241,8 +314,21 @@ for (const subject of subjects) {
         return now;
       });
       const [begin, begun] = [figures(before.traces, stateDir), performance.now()];
+      const staying = await Promise.all(Array.from({ length: STAY }, () => bench.create(steady(bench))));
+      await Promise.all(staying.map((id) => bench.reaches(id, "running")));
+      const series = new Series(subject.name, stateDir);
       let made = subject.burst;
-      for (; made < subject.machines || performance.now() - begun < SOAK_MS; made += subject.burst) await burst();
+      for (; made < subject.machines || performance.now() - begun < SOAK_MS; made += subject.burst) {
+        let took = 0;
+        await burst(async (startedMs) => {
+          took = startedMs;
+        });
+        if (TELL_MS > 0) await series.add(took, subject.burst, () => traces(marks));
+        if (PAUSE_MS > 0) await pass(PAUSE_MS);
+      }
+      for (const id of staying) expect((await bench.get(id)).state).toBe("running");
+      await Promise.all(staying.map((id) => bench.provider.deletePod(id, { force: true, signal: bench.signal })));
+      await Promise.all(staying.map((id) => bench.reaches(id, "deleted")));
       await bench.until(async () => {
         const now = await left();
         expect({ ...now, kept: {} }).toEqual({ ...before, kept: {} });
