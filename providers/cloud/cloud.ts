@@ -20,7 +20,7 @@ export interface InstanceType {
   readonly name: string;
   /** What a pod may ask for on it: without what the guest itself takes. */
   readonly resources: ResourceAmounts;
-  /** By the hour, in whichever currency, the same for all. Absent: 0. */
+  /** By the hour, in whichever currency, the same for all. From 0 to a thousand millions. Absent: 0. */
   readonly price?: number | undefined;
   /** Where it is to be had; in several zones it is several types of one name. */
   readonly zone?: string | undefined;

@@ -14,6 +14,14 @@ import type { InstanceType } from "./cloud.ts";
 /** @internal */
 export const QUARANTINE_MS = 180_000;
 
+/** As the Machine API bounds what a machine costs. */
+const MOST_PRICE = 1_000_000_000;
+
+/** Those whose price is one: another would be the cheapest of all, or have its machine taken for nonsense. */
+export function soldTypes(types: readonly InstanceType[]): InstanceType[] {
+  return types.filter(({ price = 0 }) => price >= 0 && price <= MOST_PRICE);
+}
+
 /**
  * The types that the machine may have, the one to take first in front: by the order of the pod's own list of names and
  * globs (`m5.*,c5.large`), within each by price, and those of one price by size.

@@ -49,7 +49,7 @@ import type { InstanceType, VmCloud } from "./cloud.ts";
 import { Collector } from "./collector.ts";
 import { GuestEars } from "./guest-ears.ts";
 import { dialledGuest, Guests, type OpenGuest } from "./guests.ts";
-import { Quarantine } from "./instance-types.ts";
+import { Quarantine, soldTypes } from "./instance-types.ts";
 import { isLive, MachineWork, type Sight } from "./machine-work.ts";
 import { Pool } from "./pool.ts";
 import type { MachineRecord } from "./record.ts";
@@ -135,7 +135,7 @@ export class CloudProvider implements Provider {
     this.#events = new MachineEvents({ limit: EVENTS_KEPT, revision: this.#revision });
     this.#cloud = new CloudCalls({ cloud, scope, clock });
     this.#guests = new Guests(options.openGuest ?? dialledGuest(cloud, clock));
-    const types = async (call: CallOptions) => (await cloud.types?.(call)) ?? options.types ?? [];
+    const types = async (call: CallOptions) => soldTypes((await cloud.types?.(call)) ?? options.types ?? []);
     this.#views = new Views({ clock, hostGraceMs });
     const quarantine = new Quarantine(clock);
     const common = { cloud: this.#cloud, guests: this.#guests, views: this.#views, bootMs, clock, logger };

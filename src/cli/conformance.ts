@@ -46,6 +46,7 @@ interface Flags {
   junit?: string | undefined;
   pods?: boolean | undefined;
   restartCommand?: string | undefined;
+  disruptCommand?: string | undefined;
   patience: number;
   concurrency: number;
   json?: boolean | undefined;
@@ -80,6 +81,10 @@ export function conformanceCommand(): Command {
     )
     .option("--only <names>", "only checks whose names begin with one of these, separated by commas", names)
     .option("--restart-command <command>", "shell command that restarts the backend: what survives that is checked too")
+    .option(
+      "--disrupt-command <command>",
+      "shell command after which the backend must announce that it takes machine $VMLET_MACHINE away",
+    )
     .option("--list", "print the checks and why each is there, and run none")
     .option("--trace", "print every request and its status on standard error")
     .option("--keep", "leave the machines of failed checks, to look at")
@@ -158,7 +163,9 @@ function wholeNumber(text: string): number {
 
 /** What the flags cannot mean together; a run that leaves out what was asked for would look like one that passed it. */
 function faultOf(flags: Flags, checks: readonly AnyCheck[]): string | undefined {
-  const { only = [], echoCommand, echoPort, restartCommand, module, pods, allowPlainHttp } = flags;
+  const { only = [], echoCommand, echoPort, restartCommand, disruptCommand, module, pods, allowPlainHttp } = flags;
+  if (pods === true && disruptCommand !== undefined)
+    return "--disrupt-command is for checks of the Machine API, not for --pods";
   if (pods === true && echoCommand !== undefined)
     return "--echo-command is for checks of the Machine API, not for --pods";
   if (pods === true && allowPlainHttp === true)
@@ -204,7 +211,7 @@ async function check(url: string, flags: Flags): Promise<number> {
     const exchanges = new ExchangeLog(
       flags.trace === true ? (exchange) => process.stderr.write(`${describeExchange(exchange)}\n`) : undefined,
     );
-    const { restartCommand } = flags;
+    const { restartCommand, disruptCommand } = flags;
     const backend = new HttpVmProvider({ ...target, onExchange: exchanges.record });
     provider = backend;
     const progress = new Progress();
@@ -230,6 +237,10 @@ async function check(url: string, flags: Flags): Promise<number> {
             ...common,
             http: httpTarget(target),
             exchanges,
+            disrupt:
+              disruptCommand === undefined
+                ? undefined
+                : (id: string) => runCommand(disruptCommand, { VMLET_MACHINE: id }),
             echo:
               flags.echoCommand === undefined || flags.echoPort === undefined
                 ? undefined
@@ -295,10 +306,11 @@ function outputIsGone(): AbortSignal {
 }
 
 /** @throws Error when it fails */
-async function runCommand(command: string): Promise<void> {
-  const child = spawn("sh", ["-c", command], { stdio: ["ignore", "ignore", "inherit"] });
+async function runCommand(command: string, words: NodeJS.ProcessEnv = {}): Promise<void> {
+  const env = { ...process.env, ...words };
+  const child = spawn("sh", ["-c", command], { stdio: ["ignore", "ignore", "inherit"], env });
   const [code] = (await once(child, "exit")) as [number | null];
-  if (code !== 0) throw new Error(`the restart command ended with ${code ?? "a signal"}`);
+  if (code !== 0) throw new Error(`the command \`${command}\` ended with ${code ?? "a signal"}`);
 }
 
 /**

@@ -195,7 +195,7 @@ const soldSchema = z.strictObject({
   memory: quantity.optional().describe("The same, without what the guest itself takes (256Mi). Absent: not limited."),
   ephemeralStorage: quantity.optional().describe("Size of its disk. Absent: the pool's own default."),
   extended: z.record(z.string(), z.int().min(1)).default({}).describe("Further resources, by name."),
-  price: z.number().min(0).optional().describe("By the hour, in any currency: the cheapest that fits is taken."),
+  price: z.number().min(0).max(1e9).optional().describe("Per hour, in any currency: the cheapest that fits is taken."),
   zone: z.string().min(1).optional().describe("Member of the cluster, or @group of members, that it is to be had on."),
   spot: z.boolean().optional().describe("The cloud may take it back."),
   warm: z.int().min(0).default(0).describe("So many run and wait for pods of this node. They cost what others cost."),

@@ -63,7 +63,13 @@ test.each([
     await current.close();
     current = agent();
   };
-  const report = await runConformance(provider, { echo: ECHO, concurrency: 20, patienceMs: 8000, restart });
+  const disrupt = (id: string) => {
+    for (const vm of cloud.state.vms.values())
+      if (vm.request.labels["vmlet-machine"] === id)
+        vm.notice = { reason: "HostEvacuated", message: "cluster member one is being evacuated" };
+    return Promise.resolve();
+  };
+  const report = await runConformance(provider, { echo: ECHO, concurrency: 20, patienceMs: 8000, restart, disrupt });
   await current.close();
   const failed = report.results.filter(({ outcome }) => outcome === "failed");
   expect(failed.map(({ name, message }) => `${name}: ${message}`)).toEqual([]);

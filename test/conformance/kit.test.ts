@@ -70,6 +70,9 @@ async function withSubject<T>(capabilities: readonly Capability[], work: (subjec
   }
 }
 
+const disruptIn = (memory: MemoryProvider) => (id: string) =>
+  Promise.resolve(memory.setDisruption(id, { reason: "HostEvacuated", message: "its host is emptied" }));
+
 const check = (provider: Provider, options: ConformanceOptions): Promise<ConformanceReport> =>
   runConformance(provider, { echo: ECHO, restart: async () => {}, concurrency: 60, patienceMs: 10_000, ...options });
 
@@ -79,20 +82,20 @@ const messages = (report: ConformanceReport, outcome: string): string[] =>
 describe("the in-memory provider", () => {
   test("passes every check in process", async () => {
     await withSubject(CAPABILITIES, async ({ memory }) => {
-      const report = await check(memory, {});
+      const report = await check(memory, { disrupt: disruptIn(memory) });
       expect(messages(report, "failed")).toEqual([]);
       expect(report.skipped).toBe(CHECKS.filter(({ needsHttp }) => needsHttp).length);
     });
   });
 
   test("passes every check over HTTP", async () => {
-    await withSubject(CAPABILITIES, async ({ url, http }) => {
+    await withSubject(CAPABILITIES, async ({ memory, url, http }) => {
       const provider = new HttpVmProvider({
         url,
         credentials: { tokenFile },
         pacing: { concurrency: 64, perSecond: 10_000, burst: 10_000 },
       });
-      const report = await check(provider, { http });
+      const report = await check(provider, { http, disrupt: disruptIn(memory) });
       await provider.close();
       expect(messages(report, "failed")).toEqual([]);
       expect(messages(report, "skipped")).toEqual([
@@ -102,13 +105,13 @@ describe("the in-memory provider", () => {
   });
 
   test("without capabilities passes the core and skips the rest by name", async () => {
-    await withSubject([], async ({ url, http }) => {
+    await withSubject([], async ({ memory, url, http }) => {
       const provider = new HttpVmProvider({
         url,
         credentials: { tokenFile },
         pacing: { concurrency: 64, perSecond: 10_000, burst: 10_000 },
       });
-      const report = await check(provider, { http });
+      const report = await check(provider, { http, disrupt: disruptIn(memory) });
       await provider.close();
       expect(messages(report, "failed")).toEqual([]);
       expect(report.results.filter(({ outcome }) => outcome === "skipped").map(({ name }) => name)).toEqual(
@@ -193,7 +196,8 @@ describe("a backend that breaks", () => {
         const restart = async () => {
           world.isRestarted = true;
         };
-        const report = await check(provider, { http: { ...http, hasCredentials: true, request }, restart });
+        const disrupt = disruptIn(memory);
+        const report = await check(provider, { http: { ...http, hasCredentials: true, request }, restart, disrupt });
         const failed = report.results.filter(({ outcome }) => outcome === "failed");
         concurrentExpect(failed.map((result) => result.name)).toEqual([name]);
         concurrentExpect(failed[0]?.message).toMatch(/^Expected .+, but .+\. .+\.$/s);

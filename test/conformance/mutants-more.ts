@@ -86,6 +86,14 @@ const withOneDevice = (machine: Machine): Machine => ({
 
 export const MORE_MUTANTS: Record<string, Mutant> = {
   "claims/wait-for-their-driver": creating(({ resource_claims: _claims, ...spec }) => spec),
+  "disruption/is-told-while-the-machine-runs": {
+    provider: (sound) => ({
+      getPods: async (options) => {
+        const list = await sound.getPods(options);
+        return { ...list, items: list.items.map(({ disruption: _announced, ...machine }) => machine) };
+      },
+    }),
+  },
   "devices/each-has-one-machine": showing(withOneDevice),
   "devices/too-many-are-not-run-without": creatingContainers(
     ({ resources: { limits, ...resources } = {}, ...spec }) => {

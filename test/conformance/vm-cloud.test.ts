@@ -41,16 +41,27 @@ function good(): SimulatedCloud & VmCloud {
   });
 }
 
-const failures = async (cloud: VmCloud) => {
-  const results = await checkVmCloud(cloud, { type: SMALL, patienceMs: 300 });
+const failures = async (cloud: VmCloud, { state }: SimulatedCloud) => {
+  const announce = (name: string) => {
+    const vm = state.vms.get(name)!;
+    vm.notice = { reason: "HostEvacuated", message: "its host is emptied", at: "2026-11-22T12:00:00Z" };
+    return Promise.resolve(() => Promise.resolve(void (vm.notice = undefined)));
+  };
+  const results = await checkVmCloud(cloud, { type: SMALL, patienceMs: 300, announce });
   expect(results.map(({ name }) => name)).toEqual(VM_CLOUD_CHECKS.map(({ name }) => name));
   return results.filter(({ failure }) => failure !== undefined);
 };
 
 test("a cloud that does what it must passes, and keeps nothing of the checks", async () => {
   const cloud = good();
-  expect(await failures(cloud)).toEqual([]);
+  expect(await failures(cloud, cloud)).toEqual([]);
   expect([...cloud.state.vms.keys(), ...cloud.state.words.keys()]).toEqual([]);
+});
+
+test("announcements are not looked at where nobody can make one, and that is said", async () => {
+  const results = await checkVmCloud(good(), { type: SMALL, patienceMs: 300 });
+  const skipped = results.flatMap(({ name, skipped: why }) => (why === undefined ? [] : [name]));
+  expect(skipped).toEqual(["vms/tell-what-is-about-to-befall-them"]);
 });
 
 type Flaw = (real: SimulatedCloud & VmCloud) => Partial<Omit<VmCloud, "entries">> & { entries?: Partial<EntryStore> };
@@ -147,6 +158,12 @@ const FLAWS: Readonly<Record<string, Flaw>> = {
     dial: () => Promise.reject(new ProviderError("unavailable", "there is no guest")),
   }),
   "vms/are-gone-when-they-are-deleted": () => ({ deleteVm: () => Promise.resolve() }),
+  "vms/tell-what-is-about-to-befall-them": (cloud) => ({
+    getVm: async (name) => {
+      const { notice, ...vm } = await cloud.getVm(name);
+      return { ...vm, ...(notice && { notice: { ...notice, at: "soon" } }) };
+    },
+  }),
   "vms/dial-reaches-this-very-vm": () => ({
     dial: () => Promise.resolve(createConnection(join(folder, "guest.sock"))),
   }),
@@ -166,5 +183,5 @@ test.each(VM_CLOUD_CHECKS.map(({ name }) => name))("%s finds its bug", async (na
     close: () => cloud.close(),
     ...rest,
   };
-  expect((await failures(real)).map((each) => each.name)).toContain(name);
+  expect((await failures(real, cloud)).map((each) => each.name)).toContain(name);
 });

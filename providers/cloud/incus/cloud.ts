@@ -10,6 +10,7 @@ import {
   ProviderError,
   type ResourceAmounts,
   systemClock,
+  unlessAborted,
 } from "../../../src/provider/kit/index.ts";
 import type { EntryStore, Vm, VmCloud, VmNotice, VmRequest, VmState } from "../cloud.ts";
 import { BIRTH_LABEL } from "../labels.ts";
@@ -73,6 +74,8 @@ export class IncusCloud implements VmCloud {
   readonly #clock: Clock;
   /** As of `at`, monotonic. */
   #evacuated: { readonly at: number; readonly names: ReadonlySet<string> } | undefined;
+  /** Instances whose members are silent, by name, likewise. */
+  #unseen: { readonly at: number; readonly listing: Promise<ReadonlyMap<string, Instance>> } | undefined;
 
   /** @throws ConfigError when a file cannot be read */
   constructor(options: IncusCloudOptions) {
@@ -221,12 +224,24 @@ export class IncusCloud implements VmCloud {
    * @throws what was `thrown`, when that says nothing either
    */
   async #outOfSight(name: string, thrown: unknown, { signal }: CallOptions): Promise<Instance> {
-    const query = { recursion: "1" };
-    const reply = await this.#client.ask({ method: "GET", path: "instances", query, signal });
-    const all = reply.error === undefined && Array.isArray(reply.metadata) ? (reply.metadata as Instance[]) : [];
-    const listed = all.find((each) => each.name === name && each.status_code === ERROR);
+    const now = this.#clock.monotonic();
+    if (this.#unseen === undefined || now - this.#unseen.at > MEMBERS_MS)
+      this.#unseen = { at: now, listing: this.#unseenInstances() };
+    const listed = (await unlessAborted(this.#unseen.listing, signal)).get(name);
     if (listed === undefined) throw thrown;
     return listed;
+  }
+
+  /**
+   * One list for all that ask: a silent member may have thousands of instances. Nobody's signal ends it, for others
+   * wait as well. None when it cannot be told.
+   */
+  async #unseenInstances(): Promise<ReadonlyMap<string, Instance>> {
+    const query = { recursion: "1" };
+    const signal = new AbortController().signal;
+    const reply = await this.#client.ask({ method: "GET", path: "instances", query, signal }).catch(() => undefined);
+    const all = reply?.error === undefined && Array.isArray(reply?.metadata) ? (reply.metadata as Instance[]) : [];
+    return new Map(all.flatMap((each) => (each.status_code === ERROR ? [[each.name, each] as const] : [])));
   }
 
   /** Undefined when its host is not seen. */

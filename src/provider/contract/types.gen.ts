@@ -2336,4 +2336,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: 35edfd3ae6dadab3e2625e05782d5803516296da440e6cc4c29c3a6713daf280
+// sha256 of openapi.yaml: 264274cde710c25e3119a0a177a161e39573901f74f740e9af0b12084d77f4b6

@@ -14,6 +14,7 @@ import type { Check } from "./check.ts";
 import { BACKEND_RESTART_CHECKS } from "./checks/backend-restarts.ts";
 import { CONTAINER_CHECKS } from "./checks/containers.ts";
 import { CLAIM_CHECKS } from "./checks/claims.ts";
+import { DISRUPTION_CHECKS } from "./checks/disruption.ts";
 import { DEVICE_CHECKS } from "./checks/devices.ts";
 import { EVENT_CHECKS } from "./checks/events.ts";
 import { HTTP_CHECKS } from "./checks/http.ts";
@@ -39,6 +40,7 @@ export const CHECKS: readonly Check[] = [
   ...CONTAINER_CHECKS,
   ...DEVICE_CHECKS,
   ...CLAIM_CHECKS,
+  ...DISRUPTION_CHECKS,
   ...RESTART_CHECKS,
   ...VOLUME_CHECKS,
   ...PERSISTENT_VOLUME_CHECKS,
@@ -99,6 +101,8 @@ export interface ConformanceOptions {
   http?: HttpTarget | undefined;
   /** Restarts the backend; resolves when it is up again. Without it, nothing is known of what survives a restart. */
   restart?: (() => Promise<void>) | undefined;
+  /** Has the backend announce that it takes this machine away. Without it, nothing is known of announcements. */
+  disrupt?: ((id: string) => Promise<void>) | undefined;
   /** What was asked of the backend; a failure names its last request. */
   exchanges?: ExchangeLog | undefined;
   /** Leaves the machines of failed checks, to look at. */
@@ -175,6 +179,7 @@ export async function runConformance(provider: Provider, options: ConformanceOpt
       http: options.http && recording(options.http, { exchanges, prefix, clock }),
       patienceMs: options.patienceMs ?? 60_000,
       restarted,
+      disrupt: options.disrupt,
     });
     const gate = GATES.find(({ name, isNeededBy }) => failed.has(name) && isNeededBy(check.name));
     const { cause, ...result }: Outcome =

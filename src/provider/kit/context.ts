@@ -43,6 +43,7 @@ export class CheckContext {
   readonly #prefix: string;
   readonly #image: string;
   readonly #restarted: (() => Promise<void>) | undefined;
+  readonly #disrupt: ((id: string) => Promise<void>) | undefined;
   /** Of the last container that was asked for. */
   #script: string | undefined;
   readonly #ids: string[] = [];
@@ -59,6 +60,7 @@ export class CheckContext {
     http: HttpTarget | undefined;
     patienceMs: number;
     restarted?: (() => Promise<void>) | undefined;
+    disrupt?: ((id: string) => Promise<void>) | undefined;
   }) {
     this.provider = options.provider;
     this.info = options.info;
@@ -70,6 +72,7 @@ export class CheckContext {
     this.#prefix = options.prefix;
     this.#image = options.image;
     this.#restarted = options.restarted;
+    this.#disrupt = options.disrupt;
     this.labels = { [CHECK_LABEL]: options.prefix };
   }
 
@@ -137,6 +140,15 @@ export class CheckContext {
 
   get canRestart(): boolean {
     return this.#restarted !== undefined;
+  }
+
+  /** Resolves when something is under way that takes this machine from its host. For checks that `skip` without it. */
+  disrupt(id: string): Promise<void> {
+    return this.#disrupt?.(id) ?? Promise.reject(new Violation("a way to announce a machine's end", "there is none"));
+  }
+
+  get canDisrupt(): boolean {
+    return this.#disrupt !== undefined;
   }
 
   /** A new machine; resolves with what createPod returned. */

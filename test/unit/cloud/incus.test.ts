@@ -135,6 +135,20 @@ describe("an instance", () => {
     await expect(cloud.getVm("other", { signal })).rejects.toMatchObject({ code: "unavailable" });
   });
 
+  test("on a silent member is found in one list for all, which is read anew when it is old", async () => {
+    const names = Array.from({ length: 40 }, (_, i) => `vm-${i}`);
+    const metadata = names.map((name) => ({ name, status_code: 112, location: "two", config: null }));
+    answer = (call) => (call.path === "instances" ? { metadata } : { status: 500, error: "Server isn't ready yet" });
+    const lists = () => asked.filter((call) => call.path === "instances").length;
+    const seen = await Promise.all(names.map((name) => cloud.getVm(name, { signal })));
+    expect(seen.map(({ name, isSeen }) => [name, isSeen])).toEqual(names.map((name) => [name, false]));
+    expect(lists()).toBe(1);
+    await clock.advance(3_001);
+    metadata.length = 0;
+    await expect(cloud.getVm("vm-0", { signal })).rejects.toMatchObject({ code: "unavailable" });
+    expect(lists()).toBe(2);
+  });
+
   test("on a member that is being evacuated has a notice, until that is over", async () => {
     let status = "Evacuated";
     const members = () => [{ server_name: "one", status }];

@@ -1,6 +1,6 @@
 import { describe, expect, test } from "vitest";
 import type { InstanceType } from "../../../providers/cloud/cloud.ts";
-import { fittingTypes, Quarantine, QUARANTINE_MS } from "../../../providers/cloud/instance-types.ts";
+import { fittingTypes, Quarantine, QUARANTINE_MS, soldTypes } from "../../../providers/cloud/instance-types.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
 import { machineSpec } from "../../support/builders.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
@@ -20,6 +20,11 @@ const TYPES = [type("c1.large", 8, 8), type("c1.small", 1, 1), type("m1.small", 
 const names = (rest: Partial<MachineSpec>): string[] => fittingTypes(machineSpec(rest), TYPES).map(({ name }) => name);
 const asking = (requests: NonNullable<MachineSpec["resources"]>["requests"]): Partial<MachineSpec> => ({
   resources: { requests: requests! },
+});
+
+test.each([NaN, -1, Infinity, 1e9 + 1])("a type that costs %d is not sold", (price) => {
+  const types = [type("odd", 1, price), type("free", 1, 0), type("dear", 1, 1e9)];
+  expect(soldTypes(types).map(({ name }) => name)).toEqual(["free", "dear"]);
 });
 
 describe("the types that a machine may have", () => {
