@@ -3,7 +3,7 @@
  * Kubernetes' external storage suite against the CSI driver of vmlet's volumes, and its StatefulSet tests that claim some:
  * two nodes on engine cri, `vmlet csi` and the CSI project's sidecars beside the control plane as the chart runs them.
  * `--focus` also takes a group (`^subPath$`); `--within` chooses what passed in RESULTS-storage.md in no more seconds than
- * that, and leaves the file as it is; without it the file gets what was run. `--tmpfs 6g` keeps images and volumes in so much
+ * that, and leaves the file as it is; without it the file gets what was run, as it ends. `--tmpfs 6g` keeps images and volumes in so much
  * memory, for a host whose disk is nearly full (the nodes would have disk pressure).
  *
  * Needs what `npm run conformance` needs, and loop devices.
@@ -13,6 +13,7 @@ import { mkdtemp, readFile, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { parseArgs } from "node:util";
+import PQueue from "p-queue";
 import { stringify } from "yaml";
 import { ownCapabilities } from "../../../providers/local/bundle/own-capabilities.ts";
 import { CSI_DRIVER } from "../../../src/provider/csi-names.ts";
@@ -23,7 +24,7 @@ import { nodeNames, startEnvironment } from "./environment.ts";
 import { pushImages, repositoryList } from "./images.ts";
 import { isInside, runInside, setUp } from "./namespaces.ts";
 import { fromMarkdown, merge, resultsOf } from "./report.ts";
-import { isSerial, wasRun } from "./specs.ts";
+import { isSerial, wasRun, type GinkgoReport, type Spec } from "./specs.ts";
 import { storageSpecOf, storageSpecs, toStorageMarkdown, withNotRun } from "./storage-specs.ts";
 import { listImages, print, readReport, runSpecs } from "./suite-run.ts";
 
@@ -98,22 +99,30 @@ async function main(): Promise<number> {
   const repositories = join(reportDir, "repositories.yaml");
   await writeFile(repositories, stringify(repositoryList(registry.host)));
   await pushImages(registry, await listImages(repositories));
+  const groups = new Map(specs.map(({ name, group }) => [name, group]));
+  const resultsSoFar = (of: readonly Spec[], reports: readonly GinkgoReport[]) => {
+    const done = reports.flat().flatMap((suite) => suite.SpecReports ?? []);
+    const ended = new Set(done.filter(wasRun).map((each) => storageSpecOf(each)?.name));
+    // After an interrupt, what was not run keeps the result that it had.
+    const meant = abort.signal.aborted ? of.filter(({ name }) => ended.has(name)) : of;
+    return resultsOf(meant, reports, host).map((each) => ({ ...each, group: groups.get(each.name)! }));
+  };
+  const writing = new PQueue({ concurrency: 1 });
   const reports = await runSpecs(specs, Number(options.parallel), {
     ...{ environment, host, repositories, reportDir, attempts: options.attempts, signal: abort.signal },
     flags: [`--storage.testdriver=${driverFile}`],
+    // A run takes hours: what has ended is kept whatever ends the run.
+    ended: async (ofProcess, report) => {
+      if (options.within !== undefined) return;
+      await writing.add(async () => {
+        const all = withNotRun(merge(await lastResults(), resultsSoFar(ofProcess, [report])), suite);
+        await writeFile(resultsFile, toStorageMarkdown(all, { kubernetes: kubernetesVersion }));
+      });
+    },
   });
   await environment.saveLogs(reportDir);
-  const done = reports.flat().flatMap((suite) => suite.SpecReports ?? []);
-  const ended = new Set(done.filter(wasRun).map((each) => storageSpecOf(each)?.name));
-  // After an interrupt, what was not run keeps the result that it had.
-  const meant = abort.signal.aborted ? specs.filter(({ name }) => ended.has(name)) : specs;
-  const groups = new Map(specs.map(({ name, group }) => [name, group]));
-  const results = resultsOf(meant, reports, host).map((each) => ({ ...each, group: groups.get(each.name)! }));
+  const results = resultsSoFar(specs, reports);
   print(results);
-  if (options.within === undefined) {
-    const all = withNotRun(merge(await lastResults(), results), suite);
-    await writeFile(resultsFile, toStorageMarkdown(all, { kubernetes: kubernetesVersion }));
-  }
   return results.some(({ outcome }) => outcome === "failed") ? 1 : 0;
 }
 

@@ -14,21 +14,29 @@ import { focusOn, isSerial, isSlow, portions, type GinkgoReport, type HostFacts,
 export async function runSpecs(
   specs: readonly Spec[],
   workers: number,
-  options: Omit<SuiteRun, "name" | "specs">,
+  options: Omit<SuiteRun, "name" | "specs"> & {
+    /** After each process of the suite, with what it was given. */
+    ended?: ((specs: readonly Spec[], report: GinkgoReport) => Promise<void>) | undefined;
+  },
 ): Promise<GinkgoReport[]> {
-  const { signal } = options;
+  const { signal, ended, ...shared } = options;
+  const run = async (name: string, ofRun: readonly Spec[]) => {
+    const report = await runSuite({ ...shared, signal, name, specs: ofRun });
+    await ended?.(ofRun, report);
+    return report;
+  };
   const together = specs.filter((spec) => !isSerial(spec));
   // The slow ones mostly wait: they have workers of their own, beside those that keep the machine busy.
   const kinds = { slow: together.filter(isSlow), suite: together.filter((spec) => !isSlow(spec)) };
   const running = Object.entries(kinds).flatMap(([kind, ofKind]) => {
     const queue = new PQueue({ concurrency: workers });
     return portions(ofKind, workers).map((portion, index) =>
-      queue.add(() => (signal.aborted ? [] : runSuite({ ...options, name: `${kind}-${index + 1}`, specs: portion }))),
+      queue.add(() => (signal.aborted ? [] : run(`${kind}-${index + 1}`, portion))),
     );
   });
   const reports = await Promise.all(running);
   const alone = specs.filter(isSerial);
-  if (alone.length > 0 && !signal.aborted) reports.push(await runSuite({ ...options, name: "serial", specs: alone }));
+  if (alone.length > 0 && !signal.aborted) reports.push(await run("serial", alone));
   return reports;
 }
 
