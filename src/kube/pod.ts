@@ -5,6 +5,7 @@
 import type { Container, ContainerStatus, Pod } from "./wire.ts";
 
 type EphemeralContainer = NonNullable<NonNullable<Pod["spec"]>["ephemeralContainers"]>[number];
+type PodVolume = NonNullable<NonNullable<Pod["spec"]>["volumes"]>[number];
 type OwnerReference = NonNullable<NonNullable<Pod["metadata"]>["ownerReferences"]>[number];
 
 /** Those that the pod was made with: init containers, sidecars among them, then main ones. */
@@ -49,6 +50,21 @@ export function controllerOf({ metadata }: Pick<Pod, "metadata">): OwnerReferenc
 /** What a pod is known by (kube/store.ts holds none without); empty only for a pod that no API server has seen. */
 export function uidOf({ metadata }: Pick<Pod, "metadata">): string {
   return metadata?.uid ?? "";
+}
+
+/** The claim of a volume that outlives the pod, or is the pod's own (`ephemeral`); undefined for one of another kind. */
+export function claimNameOf({ metadata }: Pick<Pod, "metadata">, volume: PodVolume): string | undefined {
+  return volume.ephemeral === undefined ? volume.persistentVolumeClaim?.claimName : `${metadata?.name}-${volume.name}`;
+}
+
+/** By volume: the claims that the pod names. */
+export function claimNamesOf(pod: Pick<Pod, "metadata" | "spec">): ReadonlyMap<string, string> {
+  return new Map(
+    (pod.spec?.volumes ?? []).flatMap((volume): [string, string][] => {
+      const claim = claimNameOf(pod, volume);
+      return claim === undefined ? [] : [[volume.name, claim]];
+    }),
+  );
 }
 
 /** The fields by which a line of the log names a pod. */

@@ -84,7 +84,7 @@ export function kubeletRoutes(options: RouteOptions): readonly Route[] {
     read("/configz", configz(options.configuration)),
     read("/statusz", statusz(options)),
     read("/stats/summary", statsSummary(options.stats, options), [...READ, "POST"]),
-    read("/metrics", agentMetrics(options.metrics, options.nodeName)),
+    read("/metrics", agentMetrics(options)),
     read("/metrics/resource", resource),
     read("/metrics/resource/", resource),
     read("/metrics/cadvisor", cadvisorMetrics(options.stats, options.capacity)),

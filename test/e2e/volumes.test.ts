@@ -139,6 +139,24 @@ describe("persistent volumes", () => {
     expect((await volumeOf("data-db-0")).attachments[0].machine).toBe(machine);
   });
 
+  test("say what is used of them, by their claims, in the node's summary and metrics", async () => {
+    const proxied = `/api/v1/nodes/${env.nodeName}/proxy`;
+    await waitFor({ what: "the claim's usage in the node's metrics", timeoutMs: WAIT_MS }, async () => {
+      const text = await env.client.text(`${proxied}/metrics`);
+      must(
+        /^kubelet_volume_stats_capacity_bytes\{namespace="default",persistentvolumeclaim="data-db-0"\} 16777216$/m.test(
+          text,
+        ),
+        text.split("\n").filter((line) => line.startsWith("kubelet_volume")),
+      );
+    });
+    const summary = await env.client.get(`${proxied}/stats/summary`);
+    const { volume } = summary.pods.find(({ podRef }: Json) => podRef.name === "db-0");
+    expect(volume).toContainEqual(
+      expect.objectContaining({ name: "data", pvcRef: { name: "data-db-0", namespace: "default" } }),
+    );
+  });
+
   test("that are not bound yet are waited for, and the pod says why and never fails", async () => {
     await pods.create("early", {
       nodeName: env.nodeName,

@@ -74,14 +74,11 @@ function renderPod(sample: PodSample, brief: boolean): object {
       ...(sample.network && {
         network: { time, ...networkOf(sample.network), interfaces: [networkOf(sample.network)] },
       }),
-      volume: sample.volumes.map((volume) => ({
+      // What is undefined is left out of the JSON.
+      volume: sample.volumes.map(({ claim, ...figures }) => ({
         time,
-        name: volume.name,
-        usedBytes: volume.usedBytes,
-        ...(volume.capacityBytes !== undefined && {
-          capacityBytes: volume.capacityBytes,
-          availableBytes: Math.max(0, volume.capacityBytes - volume.usedBytes),
-        }),
+        ...figures,
+        pvcRef: claim === undefined ? undefined : { name: claim, namespace: metadata?.namespace },
       })),
       "ephemeral-storage": {
         time,

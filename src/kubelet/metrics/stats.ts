@@ -2,7 +2,7 @@
  * Usage of the machines, from one provider call for all scrapers within a few seconds. A machine or container without a
  * sample is left out, never shown as zero: metrics-server drops a whole pod in which one container is zero.
  */
-import { uidOf } from "../../kube/pod.ts";
+import { claimNamesOf, uidOf } from "../../kube/pod.ts";
 import type { MachineStats, ProbeTally, Provider } from "../../provider/provider.ts";
 import type { Logger } from "../../telemetry/logger.ts";
 import type { Clock } from "../../util/clock.ts";
@@ -31,7 +31,19 @@ export interface PodSample {
   at: number;
   containers: ContainerSample[];
   network?: { rxBytes: number; txBytes: number };
-  volumes: { name: string; usedBytes: number; capacityBytes?: number }[];
+  volumes: VolumeUsage[];
+}
+
+export interface VolumeUsage {
+  name: string;
+  /** Of one that outlives the pod: the name of its claim. */
+  claim?: string | undefined;
+  usedBytes: number;
+  capacityBytes?: number | undefined;
+  availableBytes?: number | undefined;
+  inodes?: number | undefined;
+  inodesUsed?: number | undefined;
+  inodesFree?: number | undefined;
 }
 
 export interface NodeSample {
@@ -192,13 +204,19 @@ export class StatsSource {
       });
     }
     if (machine.network) sample.network = { rxBytes: machine.network.rx_bytes, txBytes: machine.network.tx_bytes };
-    for (const volume of machine.volumes ?? []) {
+    const claims = claimNamesOf(pod);
+    for (const { name, used_bytes, capacity_bytes, available_bytes, ...volume } of machine.volumes ?? [])
       sample.volumes.push({
-        name: volume.name,
-        usedBytes: volume.used_bytes,
-        ...(volume.capacity_bytes !== undefined && { capacityBytes: volume.capacity_bytes }),
+        name,
+        claim: claims.get(name),
+        usedBytes: used_bytes,
+        capacityBytes: capacity_bytes,
+        availableBytes:
+          available_bytes ?? (capacity_bytes === undefined ? undefined : Math.max(0, capacity_bytes - used_bytes)),
+        inodes: volume.inodes,
+        inodesUsed: volume.inodes_used,
+        inodesFree: volume.inodes_free,
       });
-    }
     return sample;
   }
 

@@ -13,7 +13,7 @@ import { createHash } from "node:crypto";
 import { isForbidden, saysNotFound } from "../../kube/errors.ts";
 import type { Kube } from "../../kube/kube.ts";
 import { nodePath, resourcePath } from "../../kube/paths.ts";
-import { allContainersOf, uidOf } from "../../kube/pod.ts";
+import { allContainersOf, claimNameOf, uidOf } from "../../kube/pod.ts";
 import type { Node, PersistentVolume, PersistentVolumeClaim, Pod, VolumeAttachment } from "../../kube/wire.ts";
 import { CSI_DRIVER } from "../../provider/csi-names.ts";
 import type { VolumeClaim } from "../../provider/volume.ts";
@@ -161,7 +161,7 @@ export class PodDisks {
   /** The volume behind a claim. Not ok with an empty text: nothing is wrong yet. */
   async #bound(pod: Pod, volume: PodVolume, signal: AbortSignal): Promise<Result<Bound>> {
     const isOwn = volume.ephemeral !== undefined;
-    const claimName = isOwn ? `${pod.metadata?.name}-${volume.name}` : (volume.persistentVolumeClaim?.claimName ?? "");
+    const claimName = claimNameOf(pod, volume) ?? "";
     const claim = await this.#claim(pod, claimName, isOwn, signal);
     const bound = claim.ok ? await this.#disk(pod, volume, claim.value, signal) : claim;
     if (bound.ok || bound.message === "") return bound;

@@ -1,18 +1,21 @@
 import { describe, expect, test } from "vitest";
 import type { Pod } from "../../../src/kube/wire.ts";
 import { renderCadvisorMetrics } from "../../../src/kubelet/endpoints/metrics-cadvisor.ts";
+import { agentMetrics, renderVolumeMetrics } from "../../../src/kubelet/endpoints/metrics.ts";
 import { renderResourceMetrics } from "../../../src/kubelet/endpoints/metrics-resource.ts";
 import { renderSummary } from "../../../src/kubelet/endpoints/stats-summary.ts";
 import { StatsSource } from "../../../src/kubelet/metrics/stats.ts";
 import type { ContainerStats, MachineStats } from "../../../src/provider/provider.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
+import { createMetrics } from "../../../src/telemetry/metrics.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
 
 const STARTED = "2026-01-01T00:00:00.000Z";
 
-function pod(name: string, containers: string[]): Pod {
+function pod(name: string, containers: string[], volumes: object[] = []): Pod {
   return {
     metadata: { name, namespace: "ns", uid: `uid-${name}` },
+    spec: { volumes },
     status: {
       containerStatuses: containers.map((c) => ({
         name: c,
@@ -214,5 +217,82 @@ describe("/stats/summary", () => {
     });
     const summary = renderSummary(node, { nodeName: "n", startedAtMs: 0, brief: true }) as { pods: object[] };
     expect(Object.keys(summary.pods[0]!).sort()).toEqual(["containers", "cpu", "memory", "podRef", "startTime"]);
+  });
+
+  test("names the claim of a volume that outlives its pod, and of no other", async () => {
+    const { next, list } = setUp({});
+    list.push({ pod: pod("db", ["c"], DISKS), machineId: "m-db" });
+    const volumes = [{ name: "data", used_bytes: 1, inodes_used: 2 }, { name: "scratch", used_bytes: 3 }, OF_THE_POD];
+    const node = await next({ db: { containers: [container("c", 1)], volumes } });
+    const text = JSON.stringify(renderSummary(node, { nodeName: "n", startedAtMs: 0, brief: false }));
+    const { volume } = (JSON.parse(text) as { pods: { volume: object[] }[] }).pods[0]!;
+    const time = "2026-01-01T00:00:10Z";
+    expect(volume).toEqual([
+      { time, name: "data", usedBytes: 1, inodesUsed: 2, pvcRef: { name: "data-db-0", namespace: "ns" } },
+      { time, name: "scratch", usedBytes: 3 },
+      {
+        ...{ time, name: "own", pvcRef: { name: "db-own", namespace: "ns" } },
+        ...{ usedBytes: 40, capacityBytes: 100, availableBytes: 55, inodes: 9, inodesUsed: 4, inodesFree: 5 },
+      },
+    ]);
+  });
+});
+
+const DISKS = [
+  { name: "data", persistentVolumeClaim: { claimName: "data-db-0" } },
+  { name: "own", ephemeral: { volumeClaimTemplate: {} } },
+  { name: "scratch", emptyDir: {} },
+];
+const OF_THE_POD = {
+  ...{ name: "own", used_bytes: 40, capacity_bytes: 100, available_bytes: 55 },
+  ...{ inodes: 9, inodes_used: 4, inodes_free: 5 },
+};
+
+describe("usage of volumes in /metrics", () => {
+  test("is a kubelet's, by claim, with what is known of each", async () => {
+    const { next, list } = setUp({});
+    list.push({ pod: pod("db", ["c"], DISKS), machineId: "m-db" });
+    const volumes = [{ name: "data", used_bytes: 7 }, { name: "scratch", used_bytes: 3 }, OF_THE_POD];
+    const text = renderVolumeMetrics(await next({ db: { containers: [container("c", 1)], volumes } }));
+    const own = '{namespace="ns",persistentvolumeclaim="db-own"}';
+    expect(text.split("\n").filter((line) => line !== "" && !line.startsWith("#"))).toEqual([
+      `kubelet_volume_stats_capacity_bytes${own} 100`,
+      `kubelet_volume_stats_available_bytes${own} 55`,
+      'kubelet_volume_stats_used_bytes{namespace="ns",persistentvolumeclaim="data-db-0"} 7',
+      `kubelet_volume_stats_used_bytes${own} 40`,
+      `kubelet_volume_stats_inodes${own} 9`,
+      `kubelet_volume_stats_inodes_free${own} 5`,
+      `kubelet_volume_stats_inodes_used${own} 4`,
+    ]);
+  });
+
+  test("has each claim once, though two pods of the node have it", async () => {
+    const { next, list } = setUp({});
+    for (const name of ["a", "b"]) list.push({ pod: pod(name, ["c"], DISKS.slice(0, 1)), machineId: `m-${name}` });
+    const stats = { containers: [container("c", 1)], volumes: [{ name: "data", used_bytes: 7 }] };
+    const text = renderVolumeMetrics(await next({ a: stats, b: stats }));
+    expect(text.match(/^kubelet_volume_stats_used_bytes\{/gm)).toHaveLength(1);
+  });
+
+  /** What a scrape gets. */
+  function scrape(pods: ReturnType<typeof pod>[], sample: StatsSource["sample"], clock: VirtualClock) {
+    const metrics = createMetrics({ nodeNames: ["n"], version: "0", process: false });
+    const lookup = { list: () => pods.map((each) => ({ pod: each, machineId: "m" })) };
+    const handler = agentMetrics({ metrics, nodeName: "n", stats: { sample }, lookup, clock });
+    if (handler.kind !== "plain") throw new Error("a plain reply");
+    return handler.handle({} as never) as Promise<{ body: string }>;
+  }
+  const never = () => new Promise<never>(() => undefined);
+
+  test("does not take the agent's own figures with it when the backend says nothing", async () => {
+    const clock = new VirtualClock();
+    const reply = scrape([pod("db", ["c"], DISKS)], never, clock);
+    await clock.advance(3_000);
+    expect((await reply).body).toMatch(/^kubelet_node_name\{node="n"\} 1$/m);
+  });
+
+  test("asks no backend for a node whose pods have none", async () => {
+    const { body } = await scrape([pod("web", ["c"], [{ name: "scratch", emptyDir: {} }])], never, new VirtualClock());
+    expect(body).toContain("kubelet_node_name");
   });
 });
