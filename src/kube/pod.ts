@@ -52,7 +52,7 @@ export function uidOf({ metadata }: Pick<Pod, "metadata">): string {
   return metadata?.uid ?? "";
 }
 
-/** The claim of a volume that outlives the pod, or is the pod's own (`ephemeral`); undefined for one of another kind. */
+/** The claim of a volume that outlives machines, be it the pod's own (`ephemeral`); undefined for other kinds. */
 export function claimNameOf({ metadata }: Pick<Pod, "metadata">, volume: PodVolume): string | undefined {
   return volume.ephemeral === undefined ? volume.persistentVolumeClaim?.claimName : `${metadata?.name}-${volume.name}`;
 }

@@ -1,4 +1,4 @@
-/** The agent's own metrics, and the usage of volumes, which a kubelet has there too (pkg/kubelet/metrics/collectors). */
+/** The agent's own metrics, and the usage of volumes, which is a kubelet's too (pkg/kubelet/metrics/collectors). */
 import { claimNamesOf } from "../../kube/pod.ts";
 import type { Metrics } from "../../telemetry/metrics.ts";
 import { pause } from "../../util/abort.ts";

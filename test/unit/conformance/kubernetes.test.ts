@@ -84,6 +84,15 @@ test("The focus matches its specs by their whole name, whatever characters it ha
   expect(focus.test(`Kubernetes e2e suite ${spec.name} and more`)).toBe(false);
 });
 
+test("The focus matches a spec of a container without a text, which the report has and the name has not", () => {
+  const nested = { ...spec, name: "Storage [Testpattern:  (delete policy)] snapshots  should be kept" };
+  const focus = new RegExp(focusOn([nested]));
+  expect(focus.test("Kubernetes e2e suite Storage [Testpattern:  (delete policy)] snapshots should be kept")).toBe(
+    true,
+  );
+  expect(focus.test("Kubernetes e2e suite Storage [Testpattern: (delete policy)] snapshotsshould be kept")).toBe(false);
+});
+
 test("Every spec is in one portion, and a slow one has a portion to itself", () => {
   const label = fc.constantFrom("Slow", "Conformance");
   const specs = fc
