@@ -1,5 +1,6 @@
 /**
- * The backend on a host that loses its power. `POWERCUTS`: how often (default 1), `POWERCUT_SEED`: where chance begins.
+ * The backend on a host that loses its power. `POWERCUTS`: how often (default 1), `POWERCUT_SEED`: where chance begins,
+ * `POWERCUT_ENGINE`: on which engine (`oci`, or `cri` with the containerd that is built here).
  * What is lost and how is said in test/SIMULATION.md.
  */
 import { mkdtemp, rm } from "node:fs/promises";
@@ -18,6 +19,7 @@ import { Roll, Workload } from "./workload.ts";
 
 const CUTS = Number(process.env["POWERCUTS"] ?? 1);
 const SEED = Number(process.env["POWERCUT_SEED"] ?? 1);
+const ENGINE = process.env["POWERCUT_ENGINE"] === "cri" ? "cri" : "oci";
 /** After so many cuts another disk begins empty. */
 const CUTS_PER_DISK = 5;
 /** In how many writes and flushes of the disk, at most, the cut comes. */
@@ -32,7 +34,11 @@ const CUT_MS = 1_800_000;
 const SLOWLY = { timeoutMs: 300_000 };
 const inTime = () => ({ signal: AbortSignal.timeout(60_000) });
 const programs = await containerdPrograms().catch(() => undefined);
-const missing = [...missingForHost(), ...[missingForImages() ?? []].flat()];
+const missing = [
+  ...missingForHost(),
+  ...[missingForImages() ?? []].flat(),
+  ...(ENGINE === "cri" && programs === undefined ? ["a containerd that was built"] : []),
+];
 
 if (missing.length > 0) leaveOut("losses of power", missing);
 else
@@ -83,14 +89,20 @@ else
     /** All that the backend may have left on its host. */
     async function leftovers(): Promise<string> {
       return await host!.shell(`
-        ls /var/lib/vmlet/state/machines /var/lib/vmlet/state/run /var/lib/vmlet/state/oci/machines
+        for folder in machines run oci/machines \
+          cri/root/io.containerd.grpc.v1.cri/containers cri/root/io.containerd.grpc.v1.cri/sandboxes; do
+          ls -d /var/lib/vmlet/state/$folder/* 2>/dev/null || true
+        done
+        ls /run/vmlet-cri-*/state/io.containerd.runtime.v2.task/k8s.io /run/vmlet-cri-*/exits /run/vmlet-cri-*/state/netns 2>/dev/null | grep -v '^/run' || true
+        ls /var/lib/vmlet/state/cri/cni-leases/* 2>/dev/null | grep -E '^[0-9]+\\.' || true
+        ls /var/lib/cni/results 2>/dev/null || true
         ls /var/lib/vmlet/state/network | grep -E '^[0-9]+\\.' || true
         /usr/bin/losetup --list --noheadings
         ip -o link | grep -oE ' (vm|ve)[a-z0-9]*[0-9][^:@]*' | grep -v ' vmlet0' || true
         ls /run/netns 2>/dev/null || true
         grep -oE ' /var/lib/vmlet/state/[^ ]*' /proc/mounts || true
         find /sys/fs/cgroup -mindepth 2 -type d -path '*vmlet-*' | grep -v '/vmlet[^/]*$' || true
-        ps | grep -E 'shim.js|runc |pause' | grep -v grep || true`);
+        ps | grep -E 'shim.js|shim-runc|runc |pause' | grep -v grep || true`);
     }
 
     async function newHost(): Promise<EmulatedHost> {
@@ -99,7 +111,7 @@ else
       // Its machines have the same names again.
       roll.runs.clear();
       roll.written.clear();
-      const made = await EmulatedHost.make(images, registry.host);
+      const made = await EmulatedHost.make(images, registry.host, { engine: ENGINE });
       workload = new Workload(`${insideName(registry.host)}/busybox`, port);
       await made.boot();
       return made;
@@ -166,7 +178,14 @@ else
       const known = [...workload.machines.values()];
       const acknowledged = known.filter(({ created, deleted }) => created || deleted).length;
       console.log(
-        JSON.stringify({ cut: number + 1, isCutAgain, acknowledged, runs: roll.runs.size, disk: disk.count }),
+        JSON.stringify({
+          engine: ENGINE,
+          cut: number + 1,
+          isCutAgain,
+          acknowledged,
+          runs: roll.runs.size,
+          disk: disk.count,
+        }),
       );
     }
 
@@ -184,7 +203,7 @@ else
         await verify();
         await host!.waitFor("the host to be clean", CLEAN, async () => {
           const left = await leftovers();
-          must(!/\S/.test(left.replaceAll(/^\/var\/lib\/vmlet\/state\/[a-z/]+:$/gm, "")), left);
+          must(!/\S/.test(left), left);
         });
       });
     });

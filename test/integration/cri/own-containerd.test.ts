@@ -1,7 +1,7 @@
 /** The containerd that a backend starts for itself, and takes away again. */
-import { existsSync, mkdtempSync, readFileSync, rmSync } from "node:fs";
+import { existsSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
-import { join } from "node:path";
+import { dirname, join } from "node:path";
 import { expect, onTestFinished, test, vi } from "vitest";
 import { CriClient } from "../../../providers/local/engines/cri/client.ts";
 import { OwnContainerd } from "../../../providers/local/engines/cri/own-containerd.ts";
@@ -53,6 +53,21 @@ else {
     process.kill(pidOf(dir), "SIGKILL");
     await own.start(signal);
     expect(await imageNames(own.socket)).toEqual(before);
+  });
+
+  test("addresses of sandboxes that it does not have are free again when it is started", async () => {
+    const { own, dir } = make();
+    await own.start(signal);
+    const [name] = readdirSync(join(dir, "cni")).map((file) => readFileSync(join(dir, "cni", file), "utf8"));
+    const { name: network } = JSON.parse(name!) as { name: string };
+    const leases = join(dir, "cni-leases", network);
+    const kept = `/var/lib/cni/results/${network}-${"a".repeat(64)}-eth0`;
+    mkdirSync(leases, { recursive: true });
+    mkdirSync(dirname(kept), { recursive: true });
+    for (const file of [join(leases, "10.1.2.3"), kept]) writeFileSync(file, "");
+    process.kill(pidOf(dir), "SIGKILL");
+    await own.start(signal);
+    expect([readdirSync(leases), existsSync(kept)]).toEqual([[], false]);
   });
 
   test("one that is killed while it starts is not waited for", async () => {

@@ -6,6 +6,7 @@
  *     DIR/root/             images, snapshots, metadata
  *     DIR/config.toml       written at each start
  *     DIR/cni/10-vmlet.conflist, DIR/cni-leases/
+ *     /var/lib/cni/results/NETWORK-ID-eth0  what CNI's library has kept of each sandbox; the place cannot be chosen
  *     DIR/registries/      `_default`: of all images this backend, while it pulls one, and nobody else
  *     DIR/pid               `PID STARTTIME`
  *     DIR/containerd.log    as JSON; it may be the last to know how a container has ended
@@ -26,8 +27,9 @@ import { isAlive, processStat } from "../../host/proc.ts";
 import { removeTree } from "../../host/remove-tree.ts";
 import { CriClient } from "./client.ts";
 import { lastWords, loggedExits } from "./containerd-log.ts";
+import { SandboxAddresses } from "./sandbox-addresses.ts";
 import { sandboxImage } from "./sandbox-image.ts";
-import { endShims, taskExit, type TaskExit, watchTaskExits } from "./shims.ts";
+import { endShims, taskExit, type TaskExit, taskIds, watchTaskExits } from "./shims.ts";
 
 interface OwnContainerdOptions {
   /** Made when absent. */
@@ -62,6 +64,8 @@ const PULL_MS = 30_000;
 const LIST_MS = 10_000;
 /** Of what it tells when it does not start. */
 const LAST_WORDS_CHARS = 1_000;
+/** Of CNI: its plugins and its library name their files by it. */
+const networkName = (bridge: string): string => `vmlet-${bridge}`;
 /** Some thousand machines that came and went. */
 const MAX_LOG_BYTES = 8 * 1024 ** 2;
 
@@ -134,7 +138,7 @@ export class OwnContainerd {
     } finally {
       started.abort(new Error("containerd has started"));
     }
-    await this.#forgetExits(signal);
+    await this.#forgetStrays(signal);
   }
 
   async #spawn(signal: AbortSignal): Promise<void> {
@@ -170,16 +174,26 @@ export class OwnContainerd {
     await watchTaskExits(this.#options.clock, join(this.#runDir, "state"), untilStarted, told);
   }
 
-  async #forgetExits(signal: AbortSignal): Promise<void> {
+  /** What is written down of containers and sandboxes that containerd does not have: it was killed, or its host was. */
+  async #forgetStrays(signal: AbortSignal): Promise<void> {
     const client = new CriClient(this.socket);
     try {
       const { containers } = await client.runtime.listContainers({}, client.within(LIST_MS, signal));
       const known = new Set(containers.map(({ id }) => id));
       for (const id of await readdir(join(this.#runDir, "exits")))
         if (!known.has(id)) await rm(this.#exitFile(id), { force: true });
+      const { items } = await client.runtime.listPodSandbox({}, client.within(LIST_MS, signal));
+      // One that containerd could not take up may run, and has its address.
+      const running = await taskIds(join(this.#runDir, "state"));
+      await this.#addresses.retain(new Set([...running, ...items.map(({ id }) => id)]));
     } finally {
       client.close();
     }
+  }
+
+  get #addresses(): SandboxAddresses {
+    const { dir, bridge } = this.#options;
+    return new SandboxAddresses(join(dir, "cni-leases"), networkName(bridge));
   }
 
   get #logFile(): string {
@@ -267,6 +281,7 @@ export class OwnContainerd {
     await this.stop();
     await endShims(this.#options.clock, this.socket);
     const { dir } = this.#options;
+    await this.#addresses.retain(new Set());
     for (const folder of [dir, this.#runDir]) {
       await unmountBelow(folder);
       await removeTree(folder);
@@ -277,6 +292,7 @@ export class OwnContainerd {
   async retire(): Promise<void> {
     await this.stop();
     await endShims(this.#options.clock, this.socket);
+    await this.#addresses.retain(new Set());
     await unmountBelow(this.#runDir);
     await removeTree(this.#runDir);
   }
@@ -334,7 +350,7 @@ export class OwnContainerd {
     await this.pullFrom(this.#registryUrl);
     const network = {
       cniVersion: "1.0.0",
-      name: `vmlet-${bridge}`,
+      name: networkName(bridge),
       plugins: [
         {
           type: "bridge",

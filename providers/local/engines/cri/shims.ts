@@ -47,6 +47,14 @@ const BEGUN_LOOKS = 10;
 const RUNTIMES: ReadonlySet<string> = new Set(["runc", "crun", "runsc", "runsc-sandbox"]);
 
 /**
+ * Of all containers and sandboxes that have a shim, or had one when containerd was last asked.
+ * @param stateDir containerd's
+ */
+export async function taskIds(stateDir: string): Promise<string[]> {
+  return await readdir(join(stateDir, TASKS)).catch(() => []);
+}
+
+/**
  * Learns how tasks end, until `signal` is aborted. Fulfilled when those are told that have ended by now.
  * @param stateDir containerd's
  * @param told is called once for each task that has ended, with its container's id
@@ -57,7 +65,7 @@ export async function watchTaskExits(
   signal: AbortSignal,
   told: (containerId: string, exit: TaskExit) => void,
 ): Promise<void> {
-  const ids = await readdir(join(stateDir, TASKS)).catch(() => []);
+  const ids = await taskIds(stateDir);
   await Promise.all(
     ids.map(async (id) => {
       const first = Promise.withResolvers<void>();
