@@ -32,6 +32,7 @@ import type { NodeMeans } from "./served-node.ts";
 import { ServedNodes } from "./served-nodes.ts";
 import type { NodeAgentOptions } from "./node-options.ts";
 import { observeProcess, type Vitals } from "./process-metrics.ts";
+import { EvictionZones } from "../pods/eviction-brake.ts";
 import { ServiceCache } from "../podspec/references/services.ts";
 import type { Provider } from "../provider/provider.ts";
 import { HealthChecks, startHealthServer, type HealthServer } from "../telemetry/health.ts";
@@ -188,7 +189,9 @@ export class Agent {
         ...options,
         kube: { request: (request) => asAnyNode().request(request), watch: (request) => asAnyNode().watch(request) },
       });
-      const shared: SharedParts = { self, services, clusterId, metrics, livez, readyz, guard: elector?.guard };
+      const evictions = new EvictionZones(options);
+      const guard = elector?.guard;
+      const shared: SharedParts = { self, services, evictions, clusterId, metrics, livez, readyz, guard };
       nodes = new ServedNodes({
         connect: (node) => connectNode(options, node, self, metrics),
         openProvider: (node) => openProvider(options, node, metrics),
@@ -287,7 +290,10 @@ function tellExposed(paths: readonly string[], logger: Logger): void {
 }
 
 /** What all nodes of a process have in common. */
-type SharedParts = Pick<NodeAgentOptions, "self" | "services" | "clusterId" | "metrics" | "livez" | "readyz" | "guard">;
+type SharedParts = Pick<
+  NodeAgentOptions,
+  "self" | "services" | "evictions" | "clusterId" | "metrics" | "livez" | "readyz" | "guard"
+>;
 
 async function connectNode(options: AgentOptions, node: NodeConfig, self: Kube, metrics: Metrics): Promise<NodeMeans> {
   const own = { ...options, nodeName: node.name, logger: options.logger.child({ node: node.name }), metrics };

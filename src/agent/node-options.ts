@@ -3,6 +3,7 @@ import type { NodeConfig } from "../config/schema.ts";
 import type { NodeCertificate } from "../kube/certificates.ts";
 import type { EventRecorder } from "../kube/events.ts";
 import type { KubeTransport } from "../kube/transport.ts";
+import type { EvictionZones } from "../pods/eviction-brake.ts";
 import type { ServiceCache } from "../podspec/references/services.ts";
 import type { Provider } from "../provider/provider.ts";
 import type { AuditedCommand } from "../telemetry/audit.ts";
@@ -23,6 +24,7 @@ export interface NodeAgentOptions {
   events: EventRecorder;
   /** Shared by the nodes of this process. */
   services: ServiceCache;
+  evictions: EvictionZones;
   provider: Provider;
   clusterId: string;
   /** Whose agents answer for the node: `namespace/name` of their election, or else where their machines are. */

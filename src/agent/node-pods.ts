@@ -110,6 +110,7 @@ export function createPods(options: NodeAgentOptions, acting: Kube, backend: Bac
     sweep: node.sweep,
     markCheapToDelete: node.podDeletionCost,
     guard: options.guard,
+    evictions: options.evictions,
     clock,
     random,
     logger,
@@ -138,6 +139,7 @@ export function createPods(options: NodeAgentOptions, acting: Kube, backend: Bac
       disks.close();
       claims.close();
       prober?.close();
+      controller.close();
     },
   };
 }

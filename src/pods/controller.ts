@@ -25,6 +25,7 @@ import type { Observed } from "./decision.ts";
 import type { plan } from "./planner.ts";
 import type { PodEvent } from "../podspec/types.ts";
 import type { PodHooks } from "./hooks.ts";
+import { type EvictionBrake, EvictionZones } from "./eviction-brake.ts";
 import { LossBrake } from "./loss-brake.ts";
 import { isUrgent } from "./urgency.ts";
 import type { Outcome, ReadinessSource, Renderer } from "./reconciler-options.ts";
@@ -45,6 +46,8 @@ export interface PodControllerOptions {
   sweep: { enabled: boolean; maxPerMinute: number };
   /** Annotate pods of ReplicaSets so that scale-in removes them first. */
   markCheapToDelete?: boolean | undefined;
+  /** Those of all nodes that this process serves. Default: this node is the only one. */
+  evictions?: EvictionZones | undefined;
   /** Throws when this agent has lost its leadership. */
   guard?: (() => void) | undefined;
   clock: Clock;
@@ -96,6 +99,7 @@ export class PodController {
   readonly #options: PodControllerOptions;
   readonly #machineId: (podUid: string) => string;
   readonly #reconciler: PodReconciler;
+  readonly #evictions: EvictionBrake;
   /** Monotonic time at which a pod was first heard of, until it is looked at. */
   readonly #newAt = new Map<string, number>();
   /** UIDs at whose last look something was thrown, so that their users are told once. */
@@ -150,8 +154,10 @@ export class PodController {
       onListed: options.hooks?.onListed,
     });
     this.losses = new LossBrake({ clock, pods: () => this.store.size });
+    this.#evictions = (options.evictions ?? new EvictionZones({ clock })).zone(() => this.machines.sights);
     this.#reconciler = new PodReconciler({
       losses: this.losses,
+      evictions: this.#evictions,
       kube,
       provider,
       pods: this.store,
@@ -190,6 +196,11 @@ export class PodController {
   /** The pod with the newest status that this process knows of: its own writes come back late. */
   latest(pod: Pod): Pod {
     return this.#reconciler.latest(pod);
+  }
+
+  /** The node is served no more. */
+  close(): void {
+    this.#evictions.close();
   }
 
   /** UIDs that are being worked on or waited for. */

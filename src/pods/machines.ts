@@ -10,7 +10,7 @@ import { linkAbort } from "../util/abort.ts";
 import { toError } from "../util/errors.ts";
 import type { Random } from "../util/random.ts";
 import { isProviderError } from "../provider/errors.ts";
-import type { Machine, UnknownMachine } from "../provider/machine.ts";
+import { isKnownOver, type Machine, type UnknownMachine } from "../provider/machine.ts";
 import type { Provider, ProviderInfo } from "../provider/provider.ts";
 import type { Observed } from "./decision.ts";
 import { doubledMs } from "../util/doubled.ts";
@@ -83,6 +83,15 @@ export class MachineCache {
   /** Machines of which something is known. */
   *values(): Generator<Machine> {
     for (const machine of this.#machines.values()) if (!this.#unknown.has(machine.id)) yield machine;
+  }
+
+  /** How many that are not over can be seen, and how many cannot. */
+  get sights(): { seen: number; unseen: number } {
+    let seen = 0;
+    for (const machine of this.values()) if (!isKnownOver(machine)) seen++;
+    let unseen = 0;
+    for (const machine of this.#unknown.values()) if (!isKnownOver(machine)) unseen++;
+    return { seen, unseen };
   }
 
   /** Machines that the backend has and whose descriptions make no sense. */

@@ -32,6 +32,8 @@ export interface PodMemory {
   stopDeadline: number | undefined;
   /** When the pod's eviction is to be asked for again. */
   evictAgainAt: number | undefined;
+  /** What the pod's user was told of that: that it is asked for, or that it is held back. */
+  evictionTold: "asked" | "held" | undefined;
   /**
    * The backend accepted a DELETE while the machine stayed: since when, and when, after how long a pause, it is due
    * again.
@@ -78,6 +80,7 @@ export const newMemory = (): PodMemory => ({
   confirmedFor: undefined,
   stopDeadline: undefined,
   evictAgainAt: undefined,
+  evictionTold: undefined,
   burial: undefined,
   buried: false,
   finalized: undefined,

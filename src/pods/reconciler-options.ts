@@ -9,6 +9,7 @@ import type { Provider } from "../provider/provider.ts";
 import type { Logger } from "../telemetry/logger.ts";
 import type { Clock } from "../util/clock.ts";
 import type { PodHooks } from "./hooks.ts";
+import type { EvictionBrake } from "./eviction-brake.ts";
 import type { LossBrake } from "./loss-brake.ts";
 import type { MachineCache } from "./machines.ts";
 import type { plan } from "./planner.ts";
@@ -63,6 +64,8 @@ export interface ReconcilerOptions {
   mayReap: () => boolean;
   /** Doubts the backend when it has lost too much at once. */
   losses?: LossBrake | undefined;
+  /** Doubts it when too many of its machines are out of sight at once. */
+  evictions?: EvictionBrake | undefined;
   /**
    * Throws when this agent may not act any more (lost leadership). Called before each effect that changes something.
    */

@@ -36,16 +36,33 @@ export class MachineRemoval {
     this.#context.guard?.();
     const { records, clock } = this.#context;
     const disruption = observed.kind === "absent" ? undefined : observed.machine?.disruption;
-    const isFirst = records.memory(uid).evictAgainAt === undefined;
-    records.update(uid, { evictAgainAt: clock.monotonic() + EVICT_AGAIN_MS });
+    const isUnseen = observed.kind === "unknown";
+    if (isUnseen && this.#isHeld(uid, pod)) return false;
+    const isFirst = records.memory(uid).evictionTold !== "asked";
+    records.update(uid, { evictAgainAt: clock.monotonic() + EVICT_AGAIN_MS, evictionTold: "asked" });
     if (isFirst && disruption !== undefined) {
       const message = `Pod is evicted, for the backend is about to take its machine away: ${disruption.reason}: ${disruption.message}`;
       this.#context.event(pod, { type: "Warning", reason: "MachineDisruption", message });
     }
     const result = await this.#context.api.evict(pod, signal);
+    if (isUnseen && result.kind !== "evicted") this.#context.evictions?.giveBack();
     const isRefused = result.kind === "denied" || result.kind === "refused";
     if (isRefused && isFirst) reported(this.#context, pod, "FailedEviction", "Pod cannot be evicted yet", result.error);
     return result.kind === "evicted";
+  }
+
+  /** Whether this pod has to wait because so many others are out of sight as well. */
+  #isHeld(uid: string, pod: Pod): boolean {
+    const { records, clock, evictions, event } = this.#context;
+    const hold = evictions?.take();
+    if (hold === undefined) return false;
+    const { afterMs, doubt } = hold;
+    const isTold = doubt === undefined || records.memory(uid).evictionTold === "held";
+    if (!isTold)
+      event(pod, { type: "Warning", reason: "EvictionHeld", message: `Pod is not evicted for now: ${doubt}` });
+    const told = doubt === undefined ? {} : ({ evictionTold: "held" } as const);
+    records.update(uid, { evictAgainAt: clock.monotonic() + afterMs, ...told });
+    return true;
   }
 
   /** Asks the machine to end within its grace period. @throws ProviderError: to be tried again */

@@ -119,6 +119,34 @@ test("a pod whose machine nobody can see is evicted when the backend says that i
   });
 });
 
+describe("a pod whose machine is out of sight for too long", () => {
+  const OUT = { reason: "HostOutOfSight", message: "out of sight for 300 s" };
+
+  test("is evicted while most others can be seen", async () => {
+    const world = await running();
+    world.loseSight(OUT);
+    await world.pass(5_000);
+    expect(evictions(world)).toHaveLength(1);
+    expect(world.said("EvictionHeld")).toEqual([]);
+  });
+
+  test("stays and says why while all are out of sight, and is evicted when others can be seen again", async () => {
+    const world = await running();
+    world.loseSight(OUT);
+    world.sights = { seen: 0, unseen: 12 };
+    await world.pass(600_000);
+    expect(evictions(world)).toEqual([]);
+    expect(world.said("EvictionHeld")).toEqual([
+      "Pod is not evicted for now: 12 of the node's 12 machines are out of sight, which may be the backend's own fault",
+    ]);
+    expect(world.said("MachineDisruption")).toEqual([]);
+    world.sights = { seen: 11, unseen: 1 };
+    await world.pass(15_000);
+    expect(evictions(world).length).toBeGreaterThan(0);
+    expect(world.said("MachineDisruption")).toHaveLength(1);
+  });
+});
+
 describe("a machine that has ended, as another agent's stop or by itself, with its end announced", () => {
   const at = new Date(NOW).toISOString();
   const told = { type: "DisruptionTarget", status: "True", reason: "TerminationByKubelet", message: "..." };

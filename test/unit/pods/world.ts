@@ -3,6 +3,7 @@ import type { Kube, KubeRequest } from "../../../src/kube/kube.ts";
 import type { Pod } from "../../../src/kube/wire.ts";
 import type { PodEvent } from "../../../src/podspec/types.ts";
 import type { PodHooks } from "../../../src/pods/hooks.ts";
+import { EvictionZones } from "../../../src/pods/eviction-brake.ts";
 import { LossBrake } from "../../../src/pods/loss-brake.ts";
 import { MachineCache } from "../../../src/pods/machines.ts";
 import type { Renderer } from "../../../src/pods/reconciler-options.ts";
@@ -56,6 +57,8 @@ export class World {
   isDeleted = false;
   pod: Pod;
   readonly losses: LossBrake;
+  /** Of the node's machines. */
+  sights = { seen: 9, unseen: 1 };
   readonly #reconciler: PodReconciler;
   readonly #machines: MachineCache;
   readonly #ending = new AbortController();
@@ -89,6 +92,7 @@ export class World {
     this.losses = new LossBrake({ clock: this.clock, pods: () => 1 });
     this.#reconciler = new PodReconciler({
       losses: this.losses,
+      evictions: new EvictionZones(this).zone(() => this.sights),
       kube: { request: async <T>(request: KubeRequest) => Promise.resolve(this.#answer(request) as T) } as Kube,
       provider: this.provider,
       pods: { synced: true, get: () => (this.isDeleted ? undefined : (this.watched ?? this.pod)) },
@@ -248,6 +252,14 @@ export class World {
     backend.stopPod = async (...args) => void (await stopPod.apply(backend, args)) as never;
     Object.defineProperty(backend, "machines", { value: [], configurable: true });
   }
+  /** Nobody can see the machine any more, and the backend says that its pod is to leave it. */
+  loseSight(disruption: NonNullable<Machine["disruption"]>): void {
+    const unseen = { id: `m-${this.pod.metadata!.uid}`, reason: "its host is out of sight", disruption };
+    this.provider.getPod = () => Promise.reject(new ProviderError("unavailable", unseen.reason));
+    Object.defineProperty(this.provider, "machines", { value: [], configurable: true });
+    this.#machines.putUnknown(unseen);
+  }
+
   /** Lets the cache hear what the backend's lists and events say of a machine that nobody understands. */
   confused: () => void = () => {};
 
