@@ -19,15 +19,27 @@ export interface Result {
   outcome: Outcome;
   /** Whole seconds; 0 when it was not run. */
   seconds: number;
+  /** Of the suite that it was run with; empty when it was not run. */
+  release: string;
   /** Empty when it passed; one line. */
   reason: string;
 }
 
+const SKIPS_ITSELF = "skips itself: ";
 const REASON_LENGTH = 400;
 const NANOSECONDS = 1e9;
 
-/** A result for every spec: one that the reports do not mention failed. */
-export function resultsOf(specs: readonly Spec[], reports: readonly GinkgoReport[], host: HostFacts): Result[] {
+/**
+ * A result for every spec: one that the reports do not mention failed.
+ *
+ * @param release of the suite
+ */
+export function resultsOf(
+  specs: readonly Spec[],
+  reports: readonly GinkgoReport[],
+  host: HostFacts,
+  release: string,
+): Result[] {
   const byName = new Map<string, Result>();
   for (const report of reports.flat().flatMap((suite) => suite.SpecReports ?? [])) {
     if (!wasRun(report)) continue;
@@ -39,28 +51,33 @@ export function resultsOf(specs: readonly Spec[], reports: readonly GinkgoReport
       group,
       outcome: report.State === "passed" ? "passed" : report.State === "skipped" ? "left out" : "failed",
       seconds: Math.round(report.RunTime / NANOSECONDS),
+      release,
       reason:
         report.State === "passed"
           ? ""
           : report.State === "skipped"
-            ? `skips itself: ${oneLine(report.Failure?.Message ?? "")}`
+            ? `${SKIPS_ITSELF}${oneLine(report.Failure?.Message ?? "")}`
             : `${oneLine(report.Failure?.Message ?? report.State)}${at}`,
     });
   }
   return specs.map((spec) => {
     const design = leftOut(spec, host);
-    if (design !== undefined)
-      return { name: spec.name, group: spec.group, outcome: "left out", seconds: 0, reason: design };
+    if (design !== undefined) return notRun(spec, "left out", design);
     return (
       byName.get(spec.name) ?? {
         name: spec.name,
         group: spec.group,
         outcome: "failed",
         seconds: 0,
+        release,
         reason: "the run ended before it",
       }
     );
   });
+}
+
+function notRun({ name, group }: Spec, outcome: Outcome, reason: string): Result {
+  return { name, group, outcome, seconds: 0, release: "", reason };
 }
 
 /** The newer result of each name, sorted. */
@@ -71,24 +88,40 @@ export function merge(older: readonly Result[], newer: readonly Result[]): Resul
   );
 }
 
-/** The table of a whole suite: what has no result is there as well, and why it has none. */
+/**
+ * The table of a whole suite: what has no result is there as well, and why it has none. Results of specs that the suite no
+ * longer has are dropped.
+ */
 export function complete(
   results: readonly Result[],
   { tagged, host }: Pick<Suite, "tagged"> & { host: HostFacts },
 ): Result[] {
-  const known = new Set(results.filter(({ outcome }) => outcome !== "not run").map(({ name }) => name));
-  const others = tagged
-    .filter(({ name }) => !known.has(name))
-    .map((spec): Result => {
-      const { name, group } = spec;
-      const design = leftOut(spec, host);
-      if (design !== undefined) return { name, group, outcome: "left out", seconds: 0, reason: design };
-      return { name, group, outcome: "not run", seconds: 0, reason: notRunReason(spec) };
-    });
+  return withNotRun(results, tagged, (spec) => {
+    const design = leftOut(spec, host);
+    return design === undefined ? notRun(spec, "not run", notRunReason(spec)) : notRun(spec, "left out", design);
+  });
+}
+
+/** A result for each of the specs and no others: `otherwise` has that of one without. */
+export function withNotRun(
+  results: readonly Result[],
+  specs: readonly Spec[],
+  otherwise: (spec: Spec) => Result = (spec) => notRun(spec, "not run", "not tried yet"),
+): Result[] {
+  const known = new Map(results.filter(({ outcome }) => outcome !== "not run").map((each) => [each.name, each]));
   return merge(
-    results.filter(({ name }) => known.has(name)),
-    others,
+    [],
+    specs.map((spec) => known.get(spec.name) ?? otherwise(spec)),
   );
+}
+
+/** Where a table and its suite are not of one mind; empty when they are. */
+export function differences(results: readonly Result[], specs: readonly Spec[]): { unnamed: string[]; gone: string[] } {
+  const [named, there] = [results, specs].map((of) => new Set(of.map(({ name }) => name)));
+  return {
+    unnamed: specs.map(({ name }) => name).filter((name) => !named!.has(name)),
+    gone: results.map(({ name }) => name).filter((name) => !there!.has(name)),
+  };
 }
 
 /** Of what a run has chosen: each of these has an outcome. */
@@ -112,7 +145,8 @@ export function toMarkdown(
   return [
     "# Kubernetes conformance",
     "",
-    `Written by \`npm run conformance\`: the e2e suite of Kubernetes ${kubernetes}, unchanged, against two nodes on engine \`${engine}\`.`,
+    `Written by \`npm run conformance\`: the tests of the e2e suite of Kubernetes ${kubernetes}, unchanged, against two nodes on engine \`${engine}\`.`,
+    SUITE_COLUMN,
     "A test is left out only when more work would not make it pass; the reason says why. One that was not run has no result yet.",
     "",
     `Each test that is tagged [Conformance] or [NodeConformance] has its line. The suite's other ${allUntagged} are counted as untagged, and not run:`,
@@ -128,38 +162,52 @@ export function toMarkdown(
     ),
     row(["all", ...totals(results), allUntagged]),
     "",
-    row(["Result", "Group", "Test", "Seconds", "Reason"]),
-    row(["---", "---", "---", "--:", "---"]),
-    ...results.map(({ outcome, group, name, seconds, reason }) =>
-      row([outcome, group, escapeCell(name), seconds, escapeCell(reason)]),
-    ),
+    ...resultRows(results),
     "",
     "<!-- prettier-ignore-end -->",
     "",
   ].join("\n");
 }
 
-/** The results that `toMarkdown` wrote. */
-export function fromMarkdown(text: string): Result[] {
-  const results: Result[] = [];
-  for (const line of text.split("\n")) {
-    const cells =
-      /^\| (passed|failed|left out|not run) \| (\S+) \| ((?:[^\\|]|\\.)*) \| (\d+) \| ((?:[^\\|]|\\.)*) \|$/.exec(line);
-    if (cells === null) continue;
-    const [, outcome, group, name, seconds, reason] = cells as unknown as [
-      string,
-      Outcome,
-      string,
-      string,
-      string,
-      string,
-    ];
-    results.push({ outcome, group, name: unescapeCell(name), seconds: Number(seconds), reason: unescapeCell(reason) });
-  }
-  return results;
+/** A sentence about what `resultRows` tells. */
+export const SUITE_COLUMN =
+  "Suite is the release whose suite, run against a control plane of the same release, the result is of.";
+
+export function resultRows(results: readonly Result[]): string[] {
+  const row = (cells: readonly (string | number)[]) => `| ${cells.join(" | ")} |`;
+  return [
+    row(["Result", "Group", "Test", "Seconds", "Suite", "Reason"]),
+    row(["---", "---", "---", "--:", "---", "---"]),
+    ...results.map(({ outcome, group, name, seconds, release, reason }) =>
+      row([outcome, group, escapeCell(name), seconds, release, escapeCell(reason)]),
+    ),
+  ];
 }
 
-export function escapeCell(text: string): string {
+const ROW =
+  /^\| (passed|failed|left out|not run) \| (\S+) \| ((?:[^\\|]|\\.)*) \| (\d+) \| (?:([\d.]*) \| )?((?:[^\\|]|\\.)*) \|$/;
+
+/** The results that `toMarkdown` wrote. Tables had no column for the release once: all of one had that of its heading. */
+export function fromMarkdown(text: string): Result[] {
+  const [, ofHeading = ""] = /of Kubernetes (\d+\.\d+\.\d+)/.exec(text) ?? [];
+  return text.split("\n").flatMap((line) => {
+    const cells = ROW.exec(line);
+    if (cells === null) return [];
+    const [, outcome, group, name, seconds, release, cell] = cells as unknown as [
+      ...[string, Outcome, string, string, string],
+      ...[string | undefined, string],
+    ];
+    const reason = unescapeCell(cell);
+    const wasRun = outcome !== "not run" && (outcome !== "left out" || reason.startsWith(SKIPS_ITSELF));
+    return {
+      ...{ outcome, group, name: unescapeCell(name), seconds: Number(seconds) },
+      release: release ?? (wasRun ? ofHeading : ""),
+      reason,
+    };
+  });
+}
+
+function escapeCell(text: string): string {
   return text.replaceAll(/[\\|]/g, "\\$&");
 }
 

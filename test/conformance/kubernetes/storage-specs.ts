@@ -1,5 +1,5 @@
 /** Which of the suite's specs are about the driver of volumes, and RESULTS-storage.md. */
-import { escapeCell, merge, summary, type Result } from "./report.ts";
+import { resultRows, SUITE_COLUMN, summary, type Result } from "./report.ts";
 import { specOf, type GinkgoReport, type Spec, type SpecReport } from "./specs.ts";
 
 const DRIVERS = /^External Storage \[Driver: [^\]]+\]/;
@@ -28,18 +28,6 @@ export function storageSpecs(report: GinkgoReport): Spec[] {
     .toSorted((a, b) => (a.name < b.name ? -1 : 1));
 }
 
-/** With what has no result yet. */
-export function withNotRun(results: readonly Result[], specs: readonly Spec[]): Result[] {
-  const known = new Set(results.filter(({ outcome }) => outcome !== "not run").map(({ name }) => name));
-  const others = specs
-    .filter(({ name }) => !known.has(name))
-    .map(({ name, group }): Result => ({ name, group, outcome: "not run", seconds: 0, reason: "not tried yet" }));
-  return merge(
-    results.filter(({ name }) => known.has(name)),
-    others,
-  );
-}
-
 export function toStorageMarkdown(results: readonly Result[], { kubernetes }: { kubernetes: string }): string {
   const groups = [...new Set(results.map(({ group }) => group))].toSorted();
   const row = (cells: readonly (string | number)[]) => `| ${cells.join(" | ")} |`;
@@ -50,10 +38,11 @@ export function toStorageMarkdown(results: readonly Result[], { kubernetes }: { 
   return [
     "# Kubernetes' external storage suite",
     "",
-    `Written by \`npm run conformance:storage\`: the suite of Kubernetes ${kubernetes} for CSI drivers, unchanged, with \`vmlet csi\` and the CSI project's`,
+    `Written by \`npm run conformance:storage\`: the tests of the suite of Kubernetes ${kubernetes} for CSI drivers, unchanged, with \`vmlet csi\` and the CSI project's`,
     "sidecars as the chart runs them, two nodes on engine `cri`, and those StatefulSet tests of sig-apps that claim volumes. Windows' patterns are not counted.",
     "A test that is left out skips itself, for what the driver's file (`kubernetes/storage.ts`) does not declare: volumes of CSI drivers are provisioned",
     "dynamically, so the patterns of pre-provisioned and inline volumes are of older plugins; the engine has ext4 alone, no block devices, and one machine for a volume.",
+    SUITE_COLUMN,
     "",
     // The formatter would rewrite what looks like emphasis in the names of tests.
     "<!-- prettier-ignore-start -->",
@@ -63,11 +52,7 @@ export function toStorageMarkdown(results: readonly Result[], { kubernetes }: { 
     ...groups.map((group) => row([group, ...totals(results.filter((each) => each.group === group))])),
     row(["all", ...totals(results)]),
     "",
-    row(["Result", "Group", "Test", "Seconds", "Reason"]),
-    row(["---", "---", "---", "--:", "---"]),
-    ...results.map(({ outcome, group, name, seconds, reason }) =>
-      row([outcome, group, escapeCell(name), seconds, escapeCell(reason)]),
-    ),
+    ...resultRows(results),
     "",
     "<!-- prettier-ignore-end -->",
     "",

@@ -1,10 +1,11 @@
 /**
- * `npm run conformance:storage [-- --focus REGEX] [--skip REGEX] [--unpassed] [--within SECONDS] [--parallel N] [--attempts N]`:
+ * `npm run conformance:storage [-- --focus REGEX] [--skip REGEX] [--unpassed] [--within SECONDS] [--parallel N] [--attempts N] [--table]`:
  * Kubernetes' external storage suite against the CSI driver of vmlet's volumes, and its StatefulSet tests that claim some:
  * two nodes on engine cri, `vmlet csi` and the CSI project's sidecars beside the control plane as the chart runs them.
  * `--focus` also takes a group (`^subPath$`); `--within` chooses what passed in RESULTS-storage.md in no more seconds than
  * that, and leaves the file as it is; without it the file gets what was run, as it ends. `--tmpfs 6g` keeps images and volumes in so much
- * memory, for a host whose disk is nearly full (the nodes would have disk pressure).
+ * memory, for a host whose disk is nearly full (the nodes would have disk pressure). `--table` runs nothing: it writes the
+ * file anew, of the results that it has and all that the suite has besides.
  *
  * Needs what `npm run conformance` needs, and loop devices.
  */
@@ -15,18 +16,17 @@ import { join } from "node:path";
 import { parseArgs } from "node:util";
 import PQueue from "p-queue";
 import { stringify } from "yaml";
-import { ownCapabilities } from "../../../providers/local/bundle/own-capabilities.ts";
-import { CSI_DRIVER } from "../../../src/provider/csi-names.ts";
-import { buildKubernetesSuite, kubernetesVersion } from "../../e2e/harness/build.ts";
+import { kubernetesVersion } from "../../e2e/harness/build.ts";
 import { runCommand } from "../../e2e/harness/exec.ts";
 import { startVolumeDriver } from "../../e2e/volume-driver.ts";
 import { nodeNames, startEnvironment } from "./environment.ts";
 import { pushImages, repositoryList } from "./images.ts";
 import { isInside, runInside, setUp } from "./namespaces.ts";
-import { fromMarkdown, merge, resultsOf } from "./report.ts";
+import { fromMarkdown, merge, resultsOf, withNotRun, type Result } from "./report.ts";
 import { isSerial, wasRun, type GinkgoReport, type Spec } from "./specs.ts";
-import { storageSpecOf, storageSpecs, toStorageMarkdown, withNotRun } from "./storage-specs.ts";
-import { listImages, print, readReport, runSpecs } from "./suite-run.ts";
+import { storageSpecOf, storageSpecs, toStorageMarkdown } from "./storage-specs.ts";
+import { storageSuite } from "./suite-reports.ts";
+import { listImages, print, runSpecs } from "./suite-run.ts";
 
 const { values: options } = parseArgs({
   options: {
@@ -37,6 +37,7 @@ const { values: options } = parseArgs({
     parallel: { type: "string", default: "4" },
     attempts: { type: "string", default: "1" },
     list: { type: "boolean", default: false },
+    table: { type: "boolean", default: false },
     tmpfs: { type: "string" },
   },
 });
@@ -46,34 +47,10 @@ const MEMORY = "/mnt";
 /** As the harness' agents have it. */
 const CLUSTER = "e2e";
 
-/** What the suite may ask of the driver: of this engine, and on this host. */
-const DRIVER = {
-  StorageClass: { FromExistingClassName: "vmlet" },
-  SnapshotClass: { FromName: true },
-  DriverInfo: {
-    Name: CSI_DRIVER,
-    SupportedSizeRange: { Min: "16Mi" },
-    SupportedFsType: { "": {}, ext4: {} },
-    SupportedMountOption: { noatime: {} },
-    Capabilities: {
-      persistence: true,
-      fsGroup: true,
-      exec: true,
-      snapshotDataSource: true,
-      pvcDataSource: true,
-      controllerExpansion: true,
-      offlineExpansion: true,
-      // The kernel lets a mounted ext4 grow for those alone who have it.
-      onlineExpansion: ownCapabilities().includes("CAP_SYS_RESOURCE"),
-      readWriteOncePod: true,
-      multipods: false,
-      block: false,
-      RWX: false,
-    },
-  },
-};
-
-if (options.list) {
+if (options.table) {
+  const { suite } = await chosen(await mkdtemp(join(tmpdir(), "vmlet-storage-table-")));
+  await writeTable([], suite);
+} else if (options.list) {
   const { specs } = await chosen(await mkdtemp(join(tmpdir(), "vmlet-storage-list-")));
   for (const spec of specs) console.log(`${spec.group}\t${spec.name}`);
 } else process.exitCode = isInside() ? await main() : await runInside();
@@ -105,7 +82,10 @@ async function main(): Promise<number> {
     const ended = new Set(done.filter(wasRun).map((each) => storageSpecOf(each)?.name));
     // After an interrupt, what was not run keeps the result that it had.
     const meant = abort.signal.aborted ? of.filter(({ name }) => ended.has(name)) : of;
-    return resultsOf(meant, reports, host).map((each) => ({ ...each, group: groups.get(each.name)! }));
+    return resultsOf(meant, reports, host, kubernetesVersion).map((each) => ({
+      ...each,
+      group: groups.get(each.name)!,
+    }));
   };
   const writing = new PQueue({ concurrency: 1 });
   const reports = await runSpecs(specs, Number(options.parallel), {
@@ -114,10 +94,7 @@ async function main(): Promise<number> {
     // A run takes hours: what has ended is kept whatever ends the run.
     ended: async (ofProcess, report) => {
       if (options.within !== undefined) return;
-      await writing.add(async () => {
-        const all = withNotRun(merge(await lastResults(), resultsSoFar(ofProcess, [report])), suite);
-        await writeFile(resultsFile, toStorageMarkdown(all, { kubernetes: kubernetesVersion }));
-      });
+      await writing.add(() => writeTable(resultsSoFar(ofProcess, [report]), suite));
     },
   });
   await environment.saveLogs(reportDir);
@@ -126,19 +103,19 @@ async function main(): Promise<number> {
   return results.some(({ outcome }) => outcome === "failed") ? 1 : 0;
 }
 
+async function writeTable(newer: readonly Result[], suite: readonly Spec[]): Promise<void> {
+  const all = withNotRun(merge(await lastResults(), newer), suite);
+  await writeFile(resultsFile, toStorageMarkdown(all, { kubernetes: kubernetesVersion }));
+}
+
 /** The specs that the options choose; what the suite has depends on the driver's file. */
 async function chosen(dir: string) {
-  const [driverFile, report] = [join(dir, "driver.yaml"), join(dir, "specs.json")];
-  await writeFile(driverFile, stringify(DRIVER));
-  await runCommand(await buildKubernetesSuite(), [
-    ...["--ginkgo.dry-run", "--ginkgo.no-color", `--ginkgo.json-report=${report}`],
-    `--storage.testdriver=${driverFile}`,
-  ]);
+  const { driverFile, report } = await storageSuite(dir);
   const passed = (await lastResults()).filter(({ outcome }) => outcome === "passed");
   const within = Number(options.within);
   const focus = new RegExp(options.focus);
   const skip = options.skip === undefined ? undefined : new RegExp(options.skip);
-  const suite = storageSpecs(await readReport(report));
+  const suite = storageSpecs(report);
   const specs = suite.filter((spec) => {
     if (!(focus.test(spec.name) || focus.test(spec.group)) || skip?.test(spec.name)) return false;
     const before = passed.find(({ name }) => name === spec.name);

@@ -4,7 +4,7 @@ import { readFile } from "node:fs/promises";
 import { join } from "node:path";
 import PQueue from "p-queue";
 import { kubectlBinary } from "../../e2e/harness/binaries.ts";
-import { buildKubernetesSuite } from "../../e2e/harness/build.ts";
+import { buildKubernetesSuite, kubernetesVersion } from "../../e2e/harness/build.ts";
 import { runCommand } from "../../e2e/harness/exec.ts";
 import type { Environment } from "./environment.ts";
 import { resultsOf, summary, type Result } from "./report.ts";
@@ -103,7 +103,7 @@ async function runSuite({
   signal.removeEventListener("abort", interrupt);
   const done = existsSync(report) ? await readReport(report) : [];
   console.log(
-    `${name}: ${specs.length} tests, ${Object.entries(summary(resultsOf(specs, [done], host)))
+    `${name}: ${specs.length} tests, ${Object.entries(summary(resultsOf(specs, [done], host, kubernetesVersion)))
       .map(([key, n]) => `${n} ${key}`)
       .join(", ")}`,
   );

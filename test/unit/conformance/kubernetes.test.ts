@@ -3,6 +3,7 @@ import fc from "fast-check";
 import { expect, test } from "vitest";
 import {
   complete,
+  differences,
   fromMarkdown,
   merge,
   resultsOf,
@@ -39,6 +40,9 @@ function specReport(over: Partial<SpecReport> = {}): SpecReport {
 const HOST = { dummyLinks: true, hostAccess: true };
 
 const spec = selectSpecs([{ SpecReports: [specReport()] }])[0]!;
+const result: Result = {
+  ...{ name: spec.name, group: spec.group, outcome: "passed", seconds: 1, release: "1.36.3", reason: "" },
+};
 
 test("A spec is known by all texts down to its own, and by the folder of its file", () => {
   expect(spec).toEqual({
@@ -114,7 +118,14 @@ test("The table names what has no result, whatever its group", () => {
     specReport({ LeafNodeText: "c" }),
   ];
   const suite = suiteOf([{ SpecReports: [specReport(), ...others] }]);
-  const passed: Result = { name: spec.name, group: spec.group, outcome: "passed", seconds: 2, reason: "" };
+  const passed: Result = {
+    name: spec.name,
+    group: spec.group,
+    outcome: "passed",
+    seconds: 2,
+    release: "1.36.3",
+    reason: "",
+  };
   const host = { ...HOST, hostAccess: false };
   const before = complete([passed], { tagged: [spec, ...suite.tagged], host });
   expect(before.map(({ name, outcome }) => [name, outcome])).toEqual([
@@ -123,8 +134,27 @@ test("The table names what has no result, whatever its group", () => {
     ["[sig-node] Pods c", "not run"],
     [spec.name, "passed"],
   ]);
-  // What was not run and has gone from the suite is no longer named.
-  expect(complete(before, { tagged: [spec], host }).map(({ outcome }) => outcome)).toEqual(["left out", "passed"]);
+});
+
+test("What has gone from the suite leaves the table, whatever became of it", () => {
+  const gone: Result[] = (["passed", "left out", "not run"] as const).map((outcome) => ({
+    ...{ name: outcome, group: "node", outcome, seconds: 1, release: "1.36.3", reason: "" },
+  }));
+  expect(complete(gone, { tagged: [spec], host: HOST }).map(({ name }) => name)).toEqual([spec.name]);
+});
+
+test("A result of an earlier release's suite keeps its release, and what is run again has the newer one", () => {
+  const older: Result = { ...result, release: "1.36.3" };
+  expect(complete([older], { tagged: [spec], host: HOST })).toEqual([older]);
+  expect(resultsOf([spec], [[{ SpecReports: [specReport()] }]], HOST, "1.37.1")).toEqual([
+    { ...older, seconds: 2, release: "1.37.1" },
+  ]);
+});
+
+test("A table that lacks a spec of the suite, or has one that is gone, is found out", () => {
+  const renamed = { ...spec, name: `${spec.name} [Feature:New]` };
+  expect(differences([result], [spec])).toEqual({ unnamed: [], gone: [] });
+  expect(differences([result], [renamed])).toEqual({ unnamed: [renamed.name], gone: [spec.name] });
 });
 
 test("Specs without the tags are counted by their groups, and are no lines of the table", () => {
@@ -144,13 +174,15 @@ test("A few specs are dealt to all workers", () => {
 const byIndex = (a: Spec, b: Spec) => Number(a.name) - Number(b.name);
 
 test("A spec that no report mentions has failed", () => {
-  expect(resultsOf([spec], [], HOST)).toMatchObject([{ outcome: "failed", reason: "the run ended before it" }]);
+  expect(resultsOf([spec], [], HOST, "1.37.1")).toMatchObject([
+    { outcome: "failed", reason: "the run ended before it" },
+  ]);
 });
 
 test("A spec that was out of focus in one report takes its result from the report in which it ran", () => {
   const skipped = { SpecReports: [specReport({ State: "skipped", RunTime: 0 })] };
   const ran = { SpecReports: [specReport()] };
-  expect(resultsOf([spec], [[ran], [skipped]], HOST)).toMatchObject([{ outcome: "passed", seconds: 2 }]);
+  expect(resultsOf([spec], [[ran], [skipped]], HOST, "1.37.1")).toMatchObject([{ outcome: "passed", seconds: 2 }]);
 });
 
 test("A spec that was interrupted has no result of its own", () => {
@@ -165,14 +197,14 @@ test("A failure says what and where, on one line", () => {
       FailureNodeLocation: { FileName: "k8s.io/kubernetes@v1.36.3/test/e2e/common/node/pods.go", LineNumber: 7 },
     },
   });
-  expect(resultsOf([spec], [[{ SpecReports: [failed] }]], HOST)[0]?.reason).toBe(
+  expect(resultsOf([spec], [[{ SpecReports: [failed] }]], HOST, "1.37.1")[0]?.reason).toBe(
     "Expected <int>: 1 (common/node/pods.go:7)",
   );
 });
 
 test("A spec that skips itself is left out with its own reason", () => {
   const skips = specReport({ State: "skipped", Failure: { Message: "Only supported for Windows" } });
-  expect(resultsOf([spec], [[{ SpecReports: [skips] }]], HOST)).toMatchObject([
+  expect(resultsOf([spec], [[{ SpecReports: [skips] }]], HOST, "1.37.1")).toMatchObject([
     { outcome: "left out", reason: "skips itself: Only supported for Windows" },
   ]);
 });
@@ -183,6 +215,7 @@ const anyResult: fc.Arbitrary<Result> = fc.record({
   group: fc.constantFrom("node", "common/node"),
   outcome: fc.constantFrom("passed", "failed", "left out", "not run"),
   seconds: fc.nat(),
+  release: fc.constantFrom("", "1.36.3", "1.37.1"),
   reason: line,
 });
 
@@ -196,11 +229,26 @@ test("The table is read back as it was written", () => {
   );
 });
 
+test("A table without a column for the release has that of its heading, for what was run", () => {
+  const table = `the e2e suite of Kubernetes 1.36.3, unchanged
+
+| passed | node | a | 3 |  |
+| left out | node | b | 1 | skips itself: no such disks |
+| left out | node | c | 0 | no machine has it |
+| not run | node | d | 0 | not tried yet |`;
+  expect(fromMarkdown(table).map(({ name, release }) => [name, release])).toEqual([
+    ["a", "1.36.3"],
+    ["b", "1.36.3"],
+    ["c", ""],
+    ["d", ""],
+  ]);
+});
+
 test("A run of a few specs renews those and keeps the others", () => {
   const older: Result[] = [
-    { name: "a", group: "node", outcome: "failed", seconds: 1, reason: "x" },
-    { name: "b", group: "node", outcome: "passed", seconds: 1, reason: "" },
+    { name: "a", group: "node", outcome: "failed", seconds: 1, release: "1.36.3", reason: "x" },
+    { name: "b", group: "node", outcome: "passed", seconds: 1, release: "1.36.3", reason: "" },
   ];
-  const newer: Result[] = [{ name: "a", group: "node", outcome: "passed", seconds: 2, reason: "" }];
+  const newer: Result[] = [{ name: "a", group: "node", outcome: "passed", seconds: 2, release: "1.37.1", reason: "" }];
   expect(merge(older, newer)).toEqual([newer[0], older[1]]);
 });

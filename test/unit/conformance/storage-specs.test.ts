@@ -1,11 +1,6 @@
 import { expect, test } from "vitest";
-import { fromMarkdown, type Result } from "../../conformance/kubernetes/report.ts";
-import {
-  storageSpecOf,
-  storageSpecs,
-  toStorageMarkdown,
-  withNotRun,
-} from "../../conformance/kubernetes/storage-specs.ts";
+import { fromMarkdown, withNotRun, type Result } from "../../conformance/kubernetes/report.ts";
+import { storageSpecOf, storageSpecs, toStorageMarkdown } from "../../conformance/kubernetes/storage-specs.ts";
 import type { SpecReport } from "../../conformance/kubernetes/specs.ts";
 
 const DRIVER = "External Storage [Driver: volumes.vmlet.dev]";
@@ -41,16 +36,23 @@ test.each([
 
 test("the table is read back as it was written", () => {
   const results: Result[] = [
-    { name: `${DRIVER} a|b`, group: "subPath", outcome: "passed", seconds: 7, reason: "" },
-    { name: `${DRIVER} c`, group: "volumes", outcome: "left out", seconds: 1, reason: 'skips itself: "xfs" | none' },
+    { name: `${DRIVER} a|b`, group: "subPath", outcome: "passed", seconds: 7, release: "1.37.1", reason: "" },
+    {
+      name: `${DRIVER} c`,
+      group: "volumes",
+      outcome: "left out",
+      seconds: 1,
+      release: "1.37.1",
+      reason: 'skips itself: "xfs" | none',
+    },
   ];
-  const text = toStorageMarkdown(results, { kubernetes: "1.36.3" });
+  const text = toStorageMarkdown(results, { kubernetes: "1.37.1" });
   expect(fromMarkdown(text)).toEqual(results);
   expect(text).toContain("| all | 1 | 0 | 1 | 0 |");
 });
 
 test("what has no result yet is in the table all the same, and what has one keeps it", () => {
-  const passed: Result = { name: "a", group: "g", outcome: "passed", seconds: 1, reason: "" };
+  const passed: Result = { name: "a", group: "g", outcome: "passed", seconds: 1, release: "1.37.1", reason: "" };
   const specs = ["a", "b"].map((name) => ({ name, group: "g", labels: [] }));
   const outcomes = withNotRun([passed], specs).map(({ name, outcome }) => [name, outcome]);
   expect(outcomes).toEqual([
