@@ -12,7 +12,7 @@ import {
 import { createServer, type Server, type Socket } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { afterEach, beforeEach, describe, expect, onTestFinished, test } from "vitest";
+import { afterEach, beforeEach, describe, expect, onTestFinished, test, vi } from "vitest";
 import type { ContainerLaunch } from "../../../providers/local/engine.ts";
 import { probeAccelerator } from "../../../providers/local/engines/vm/accelerator.ts";
 import { GuestControl, GuestError, quote } from "../../../providers/local/engines/vm/control.ts";
@@ -365,6 +365,31 @@ async function machineWith(
   return { dir, vm, sandbox, container, context, kill: () => sandbox.kill(container) };
 }
 
+/** What its only container is started with, once a QEMU answers that agrees to everything. */
+async function launchable(
+  vm: Vm,
+  container: Pick<ContainerLaunch, "name" | "attempt" | "id" | "dir">,
+): Promise<ContainerLaunch> {
+  const qemu = createServer((socket) => {
+    socket.on("error", () => undefined).write('{"QMP": {}}\n');
+    socket.on("data", () => void socket.write('{"return": []}\n'));
+  });
+  onTestFinished(() => void qemu.close());
+  await new Promise<void>((listening) => qemu.listen(vm.qmp, listening));
+  const location = join(container.dir, "image/rootfs");
+  mkdirSync(location, { recursive: true });
+  writeFileSync(join(container.dir, "image/disk.squashfs"), "");
+  mkdirSync(join(container.dir, "run"));
+  return {
+    ...container,
+    kind: "main",
+    spec: { name: "c0", image: "i", command: ["x"], security: { seccomp: "unconfined" } },
+    image: { imageId: "", image: "i", config: {}, location },
+    imageVolumes: {},
+    target: undefined,
+  };
+}
+
 describe("a guest cannot keep its containers alive", () => {
   test("by answering no more: its VM is killed", async () => {
     const { vm, sandbox, kill } = await machineWith(() => undefined);
@@ -393,27 +418,36 @@ describe("a guest cannot keep its containers alive", () => {
 
   test("by answering no start any more: its VM is killed", async () => {
     const { vm, sandbox, container } = await machineWith(() => undefined);
-    const qemu = createServer((socket) => {
-      socket.on("error", () => undefined).write('{"QMP": {}}\n');
-      socket.on("data", () => void socket.write('{"return": []}\n'));
-    });
-    onTestFinished(() => void qemu.close());
-    await new Promise<void>((listening) => qemu.listen(vm.qmp, listening));
-    const location = join(container.dir, "image/rootfs");
-    mkdirSync(location, { recursive: true });
-    writeFileSync(join(container.dir, "image/disk.squashfs"), "");
-    mkdirSync(join(container.dir, "run"));
-    const launch: ContainerLaunch = {
-      ...container,
-      kind: "main",
-      spec: { name: "c0", image: "i", command: ["x"], security: { seccomp: "unconfined" } },
-      image: { imageId: "", image: "i", config: {}, location },
-      imageVolumes: {},
-      target: undefined,
-    };
-    await expect(sandbox.launch(launch)).rejects.toThrow("timeout");
+    const launch = await launchable(vm, container);
+    await expect(sandbox.launch(launch)).rejects.toThrow("no answer of the guest in");
     expect(vm.alive).toBe(false);
   });
+
+  test.each(["a start", "a kill"])(
+    "and one whose host gives it little of a processor may be late with %s",
+    async (what) => {
+      const clock = new VirtualClock();
+      const answers: (() => void)[] = [];
+      const { vm, sandbox, container, kill } = await machineWith(
+        (socket, id, text) => {
+          const answer = () => void socket.write(`\u0001${id} 0 \u0002`);
+          if (text === "true") answer();
+          else answers.push(answer);
+        },
+        [],
+        { clock },
+      );
+      let computed = 0;
+      vi.spyOn(vm, "processorMs", "get").mockImplementation(() => (computed += 200));
+      const launch = await launchable(vm, container);
+      const asked = what === "a kill" ? kill() : sandbox.launch(launch);
+      await expect.poll(() => answers.length).toBe(1);
+      await clock.advance(5_000);
+      answers[0]!();
+      await asked;
+      expect(vm.alive).toBe(true);
+    },
+  );
 
   test.each([
     ["memory_bytes", { memory_bytes: 100 * MIB }],

@@ -45,6 +45,7 @@ import { GuestError, quote, type GuestCommand } from "./control.ts";
 import { GuestHealth, type GuestProbe } from "./health.ts";
 import { machineScript } from "./identity.ts";
 import { imageDisk, linkDisk } from "./image-disk.ts";
+import { CALL_PROCESSOR_MS, type Patience, patienceFor } from "./patience.ts";
 import type { GuestPort } from "./ports.ts";
 import { CONTAINERS, containerMounts, imageName, imageSerial } from "./mounts.ts";
 import { attachDisk, imagesDir } from "./qemu.ts";
@@ -207,7 +208,8 @@ export class VmSandbox implements Sandbox {
     const port = await this.#vm.ports.take(this.#limited(undefined));
     this.#ports.set(id, port);
     const flags = spec.stdin === true ? "i" : "-";
-    const late = this.#limited(undefined);
+    using patience = this.#patience();
+    const late = patience.signal;
     try {
       const start: ContainerStart = { process: whole.process, port: port.number };
       await writeFileAtomic(this.#startFile(launch), JSON.stringify(start), 0o600);
@@ -245,7 +247,8 @@ export class VmSandbox implements Sandbox {
       await this.#lose();
       return;
     }
-    const late = AbortSignal.timeout(this.#context.callMs);
+    using patience = this.#patience();
+    const late = patience.signal;
     try {
       await this.#vm.control.run([["kill", container.id]], late);
       this.#failedKills = 0;
@@ -438,6 +441,12 @@ export class VmSandbox implements Sandbox {
 
   async #script(text: string): Promise<string> {
     return await this.#vm.control.script(text, this.#limited(undefined));
+  }
+
+  /** For an answer without which its VM is killed: one whose host is overrun is late, and does not hang. */
+  #patience(): Patience {
+    const { callMs, clock } = this.#context;
+    return patienceFor(() => this.#vm.processorMs, { ms: callMs, processorMs: CALL_PROCESSOR_MS }, clock);
   }
 
   #limited(signal: AbortSignal | undefined): AbortSignal {

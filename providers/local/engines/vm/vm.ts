@@ -22,6 +22,7 @@ import { bootId, isAlive } from "../../host/proc.ts";
 import type { SeccompSource } from "../../bundle/seccomp.ts";
 import { GuestControl } from "./control.ts";
 import { vmScript } from "./identity.ts";
+import { processorMsOf } from "./patience.ts";
 import { GuestPorts } from "./ports.ts";
 import { killVm, type Qemu, type VmPlace, type VmSize } from "./qemu.ts";
 import { findVm, type VmProcess } from "./vm-processes.ts";
@@ -129,6 +130,11 @@ export class Vm {
   /** Of its QEMU. */
   get pid(): number {
     return this.#process.pid;
+  }
+
+  /** That it has computed so far; undefined when it is gone. */
+  get processorMs(): number | undefined {
+    return processorMsOf(this.#process.pid);
   }
 
   get alive(): boolean {
