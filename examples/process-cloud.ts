@@ -10,24 +10,16 @@
  */
 import { spawn } from "node:child_process";
 import { once } from "node:events";
-import { link, mkdir, readdir, readFile, rename, rm, writeFile } from "node:fs/promises";
+import { link, mkdir, readdir, readFile, rename, rm, stat, writeFile } from "node:fs/promises";
 import { createConnection } from "node:net";
 import { join } from "node:path";
 import type { Duplex } from "node:stream";
 import { setTimeout as sleep } from "node:timers/promises";
-import {
-  CloudProvider,
-  type Entry,
-  type EntryStore,
-  type InstanceType,
-  type Vm,
-  type VmCloud,
-  type VmRequest,
-} from "../providers/cloud/index.ts";
+import { CloudProvider, type Entry, type Vm, type VmCloud, type VmRequest } from "../providers/cloud/index.ts";
 import { HttpVmProvider } from "../providers/http-vm/index.ts";
 import { type CallOptions, ProviderError } from "../src/provider/kit/index.ts";
 
-export const TYPES: readonly InstanceType[] = [
+export const TYPES = [
   { name: "small", resources: { cpu_millis: 1000, memory_bytes: 2 ** 30 }, price: 0.01 },
   { name: "large", resources: { cpu_millis: 8000, memory_bytes: 2 ** 34 }, price: 0.08 },
 ];
@@ -46,25 +38,25 @@ export function createProvider(options: { folder: string; vmlet: string[] }): Cl
 const missing = (what: string) => new ProviderError("not_found", `there is no ${what}`);
 const isCode = (thrown: unknown, code: string) => (thrown as NodeJS.ErrnoException).code === code;
 /** Of a file that is certainly not there, undefined; whatever else is wrong is not known to be absence. */
-const orAbsent = async <T>(reading: Promise<T>): Promise<T | undefined> => {
-  try {
-    return await reading;
-  } catch (thrown) {
+const orAbsent = <T>(reading: Promise<T>): Promise<T | undefined> =>
+  reading.catch((thrown: unknown) => {
     if (isCode(thrown, "ENOENT")) return undefined;
     throw new ProviderError("unavailable", String(thrown), { cause: thrown });
-  }
-};
+  });
+/** Lists may lack some: those that go just now, or cannot be read. */
+const seen = async <T>(all: Promise<T>[]): Promise<T[]> =>
+  (await Promise.allSettled(all)).flatMap((each) => (each.status === "fulfilled" ? [each.value] : []));
 let serial = 0;
 
 export class ProcessCloud implements VmCloud {
   readonly name = "process-cloud";
-  readonly entries: EntryStore;
+  readonly entries: VmCloud["entries"];
   readonly #folder: string;
   readonly #vmlet: readonly string[];
 
   constructor(folder: string, vmlet: readonly string[]) {
     this.#folder = join(folder, "vms");
-    this.entries = new FileEntries(join(folder, "entries"));
+    this.entries = fileEntries(join(folder, "entries"));
     this.#vmlet = vmlet;
   }
 
@@ -107,23 +99,15 @@ export class ProcessCloud implements VmCloud {
 
   async listVms([key, value]: readonly [string, string]): Promise<Vm[]> {
     const names = ((await orAbsent(readdir(this.#folder))) ?? []).filter((name) => !name.includes("."));
-    const seen = await Promise.allSettled(names.map((name) => this.getVm(name)));
-    return seen
-      .flatMap((each) => (each.status === "fulfilled" ? [each.value] : []))
-      .filter(({ labels }) => labels[key] === value);
+    return (await seen(names.map((name) => this.getVm(name)))).filter(({ labels }) => labels[key] === value);
   }
 
   /** What runs in it outlives its guest: the guest has to end it, and is started for that when it is dead. */
   async deleteVm(name: string, { signal }: CallOptions): Promise<void> {
-    const vm = await this.getVm(name).catch((thrown: unknown) => {
-      if (thrown instanceof ProviderError && thrown.code === "not_found") return undefined;
-      throw thrown;
-    });
-    if (vm === undefined) return;
     const folder = join(this.#folder, name);
-    if (vm.state !== "running") await this.#boot(folder);
-    const url = `unix://${join(folder, "api.sock")}`;
-    const guest = new HttpVmProvider({ url });
+    if ((await orAbsent(stat(folder))) === undefined) return;
+    if ((await this.getVm(name)).state !== "running") await this.#boot(folder);
+    const guest = new HttpVmProvider({ url: `unix://${join(folder, "api.sock")}` });
     for (let left: number | undefined; left !== 0; await sleep(50, undefined, { signal })) {
       const { items } = await guest.getPods({ labels: {}, signal }).catch(() => ({ items: undefined }));
       for (const { id } of items ?? []) await guest.deletePod(id, { force: true, signal });
@@ -148,9 +132,7 @@ export class ProcessCloud implements VmCloud {
     throw new ProviderError("unavailable", `${name} is another VM by now`);
   }
 
-  close(): Promise<void> {
-    return Promise.resolve();
-  }
+  async close(): Promise<void> {}
 }
 
 function isAlive(pid: number): boolean {
@@ -165,55 +147,18 @@ function isAlive(pid: number): boolean {
  * Each version of an entry is a file of its own, and the next version's name can be taken once: that is the
  * compare-and-swap. Old versions stay, for a name that is free again could be taken again.
  */
-class FileEntries implements EntryStore {
-  readonly #folder: string;
-
-  constructor(folder: string) {
-    this.#folder = folder;
-  }
-
-  async get(name: string): Promise<Entry> {
-    const { version, words } = await this.#newest(name);
-    if (words === undefined) throw missing(`entry ${name}`);
-    return { name, words, version: String(version) };
-  }
-
-  async list([key, value]: readonly [string, string]): Promise<Entry[]> {
-    const files = (await orAbsent(readdir(this.#folder))) ?? [];
-    const names = new Set(files.filter((file) => !file.endsWith(".draft")).map((file) => file.split("@")[0]!));
-    const found = await Promise.all([...names].map(async (name) => ({ name, ...(await this.#newest(name)) })));
-    return found.flatMap(({ name, words, version }) =>
-      words?.[key] === value && words !== undefined ? [{ name, words, version: String(version) }] : [],
-    );
-  }
-
-  async create(name: string, words: Entry["words"]): Promise<Entry> {
-    const newest = await this.#newest(name);
-    if (newest.words !== undefined) throw new ProviderError("conflict", `there is an entry ${name}`);
-    return await this.#write(name, newest.version + 1, words);
-  }
-
-  async swap(name: string, words: Entry["words"], version: string): Promise<Entry> {
-    return await this.#write(name, Number(version) + 1, words);
-  }
-
-  async remove(name: string, version: string): Promise<void> {
-    await this.#write(name, Number(version) + 1, undefined);
-  }
-
-  async #newest(name: string): Promise<{ version: number; words?: Entry["words"] | undefined }> {
-    const files = ((await orAbsent(readdir(this.#folder))) ?? []).filter((file) => file.startsWith(`${name}@`));
-    const versions = files.filter((file) => !file.endsWith(".draft")).map((file) => Number(file.split("@")[1]));
-    if (versions.length === 0) return { version: 0 };
-    const version = Math.max(...versions);
-    const text = await readFile(join(this.#folder, `${name}@${version}`), "utf8");
-    return { version, words: (JSON.parse(text) as { words?: Entry["words"] }).words };
-  }
-
-  async #write(name: string, version: number, words: Entry["words"] | undefined): Promise<Entry> {
-    const file = join(this.#folder, `${name}@${version}`);
+function fileEntries(folder: string): VmCloud["entries"] {
+  const files = async () => ((await orAbsent(readdir(folder))) ?? []).filter((file) => !file.endsWith(".draft"));
+  const newest = async (name: string): Promise<{ version: number; words?: Entry["words"] }> => {
+    const own = (await files()).filter((file) => file.startsWith(`${name}@`));
+    const version = Math.max(0, ...own.map((file) => Number(file.split("@")[1])));
+    if (version === 0) return { version };
+    return { version, ...(JSON.parse(await readFile(join(folder, `${name}@${version}`), "utf8")) as object) };
+  };
+  const write = async (name: string, version: number, words?: Entry["words"]): Promise<Entry> => {
+    const file = join(folder, `${name}@${version}`);
     const draft = `${file}-${process.pid}-${++serial}.draft`;
-    await mkdir(this.#folder, { recursive: true });
+    await mkdir(folder, { recursive: true });
     await writeFile(draft, JSON.stringify({ words }));
     try {
       await link(draft, file);
@@ -224,5 +169,24 @@ class FileEntries implements EntryStore {
       await rm(draft);
     }
     return { name, words: words ?? {}, version: String(version) };
-  }
+  };
+  const get = async (name: string): Promise<Entry> => {
+    const { version, words } = await newest(name);
+    if (words === undefined) throw missing(`entry ${name}`);
+    return { name, words, version: String(version) };
+  };
+  return {
+    get,
+    async list([key, value]) {
+      const names = new Set((await files()).map((file) => file.split("@")[0]!));
+      return (await seen([...names].map(get))).filter(({ words }) => words[key] === value);
+    },
+    async create(name, words) {
+      const before = await newest(name);
+      if (before.words !== undefined) throw new ProviderError("conflict", `there is an entry ${name}`);
+      return await write(name, before.version + 1, words);
+    },
+    swap: (name, words, version) => write(name, Number(version) + 1, words),
+    remove: async (name, version) => void (await write(name, Number(version) + 1)),
+  };
 }

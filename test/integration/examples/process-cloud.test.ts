@@ -1,5 +1,5 @@
 /** A VM cloud that was written from what `vmlet/cloud` says: its pods run, agents come and go, and nothing is left. */
-import { mkdtemp, readdir, rm } from "node:fs/promises";
+import { mkdtemp, readdir, readFile, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterEach, beforeEach, expect, test, vi } from "vitest";
@@ -82,3 +82,7 @@ test("it keeps all that the kit of VM clouds looks at", async () => {
   const results = await checkVmCloud(new ProcessCloud(folder, vmlet), { type: TYPES[0]! });
   expect(results.filter(({ failure }) => failure !== undefined)).toEqual([]);
 }, 300_000);
+
+test("it is small: what a cloud must do is no more than that", async () => {
+  expect((await readFile(module, "utf8")).split("\n").length).toBeLessThanOrEqual(200);
+});
