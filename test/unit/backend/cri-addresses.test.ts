@@ -1,8 +1,9 @@
-import { mkdirSync, mkdtempSync, readdirSync, writeFileSync } from "node:fs";
+import { mkdirSync, mkdtempSync, readdirSync, symlinkSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { describe, expect, test } from "vitest";
 import { SandboxAddresses } from "../../../providers/local/engines/cri/sandbox-addresses.ts";
+import { taskIds } from "../../../providers/local/engines/cri/shims.ts";
 
 const [LIVE, GONE] = ["1".repeat(64), "2".repeat(64)];
 
@@ -54,4 +55,13 @@ describe("the address of a sandbox", () => {
     const addresses = new SandboxAddresses("/nonexistent", "vmlet-vmlet0", "/nonexistent");
     expect(await addresses.retain(new Set())).toBeUndefined();
   });
+});
+
+test("tasks that cannot be listed are not taken for none", async () => {
+  const state = mkdtempSync(join(tmpdir(), "vmlet-state-"));
+  expect(await taskIds(state)).toEqual([]);
+  const tasks = join(state, "io.containerd.runtime.v2.task");
+  mkdirSync(tasks);
+  symlinkSync("k8s.io", join(tasks, "k8s.io"));
+  await expect(taskIds(state)).rejects.toThrow("ELOOP");
 });

@@ -3,9 +3,10 @@
  * and each forgets a sandbox only when it is told of its end by id: what is torn by a loss of power, or names a sandbox
  * of which the runtime has lost its word, would be taken for ever.
  */
-import { readdir, readFile, rm } from "node:fs/promises";
+import { readFile, rm } from "node:fs/promises";
 import { isIP } from "node:net";
 import { join } from "node:path";
+import { readdirIfExists } from "../../host/files.ts";
 
 /** libcni's own, of all networks and runtimes of a host. */
 const RESULTS = "/var/lib/cni/results";
@@ -24,18 +25,16 @@ export class SandboxAddresses {
 
   /** Forgets all but these sandboxes. To be called while none is made. */
   async retain(sandboxIds: ReadonlySet<string>): Promise<void> {
-    for (const name of await names(this.#leases)) {
+    for (const name of await readdirIfExists(this.#leases)) {
       // Beside them are a lock, and the address that was given out last.
       if (isIP(name) === 0) continue;
       const [owner = ""] = (await readFile(join(this.#leases, name), "latin1")).split(/\s/);
       if (!sandboxIds.has(owner)) await rm(join(this.#leases, name), { force: true });
     }
     const ours = `${this.#network}-`;
-    for (const name of await names(this.#results)) {
+    for (const name of await readdirIfExists(this.#results)) {
       const owner = name.startsWith(ours) ? /^([\da-f]+)-[^-]+$/.exec(name.slice(ours.length))?.[1] : undefined;
       if (owner !== undefined && !sandboxIds.has(owner)) await rm(join(this.#results, name), { force: true });
     }
   }
 }
-
-const names = async (folder: string): Promise<string[]> => await readdir(folder).catch(() => []);

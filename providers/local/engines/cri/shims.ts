@@ -16,6 +16,7 @@ import { readdir, readFile, rm } from "node:fs/promises";
 import { connect } from "node:net";
 import { basename, join } from "node:path";
 import { type Clock, pause, toError } from "../../../../src/provider/kit/index.ts";
+import { readdirIfExists } from "../../host/files.ts";
 import { isAlive, processStat } from "../../host/proc.ts";
 
 export interface TaskExit {
@@ -49,9 +50,10 @@ const RUNTIMES: ReadonlySet<string> = new Set(["runc", "crun", "runsc", "runsc-s
 /**
  * Of all containers and sandboxes that have a shim, or had one when containerd was last asked.
  * @param stateDir containerd's
+ * @throws Error of the file system: who cannot be listed is not gone
  */
 export async function taskIds(stateDir: string): Promise<string[]> {
-  return await readdir(join(stateDir, TASKS)).catch(() => []);
+  return await readdirIfExists(join(stateDir, TASKS));
 }
 
 /**
