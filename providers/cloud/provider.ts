@@ -169,7 +169,8 @@ export class CloudProvider implements Provider {
     // A guest's is that of one VM.
     all.delete("capacity");
     // Those that a guest would have are gone with its VM.
-    for (const each of ["volumes.persistent", "volumes.block", "volumes.clone"] as const) all.delete(each);
+    for (const each of ["volumes.persistent", "volumes.block", "volumes.clone", "volumes.force_release"] as const)
+      all.delete(each);
     return [...all];
   }
 

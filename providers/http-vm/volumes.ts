@@ -100,8 +100,13 @@ export class HttpVmVolumes implements VolumeProvider {
     return this.#volume(id, { method: "PUT", path: reservationPath(id, name), body, signal });
   }
 
-  async release(id: string, name: string, { signal }: CallOptions): Promise<void> {
-    await this.#client.accepted({ method: "DELETE", path: reservationPath(id, name), signal });
+  async release(
+    id: string,
+    name: string,
+    { signal, force }: CallOptions & { force?: boolean | undefined },
+  ): Promise<void> {
+    const query = force === true ? new URLSearchParams({ force: "true" }) : undefined;
+    await this.#client.accepted({ method: "DELETE", path: reservationPath(id, name), query, signal });
   }
 
   async getCapacity({

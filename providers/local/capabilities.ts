@@ -9,7 +9,12 @@ interface Declared {
   plugins?: object | undefined;
 }
 
-const VOLUME_CAPABILITIES: readonly Capability[] = ["volumes.persistent", "volumes.block", "volumes.clone"];
+const VOLUME_CAPABILITIES: readonly Capability[] = [
+  "volumes.persistent",
+  "volumes.block",
+  "volumes.clone",
+  "volumes.force_release",
+];
 
 /** The engine's, without those that the host's owner does not offer, and with those that the host adds. */
 export function capabilitiesOf(

@@ -65,7 +65,6 @@ import { patchedSpec, SecretBudget, secretBytes } from "./machine/secret-budget.
 import { type KeptMachine, MachineStore } from "./machine/machine-store.ts";
 import { assertId, validateSpec } from "./machine/valid-spec.ts";
 import { Supervisor, type SupervisorContext } from "./machine/supervisor.ts";
-import type { VolumeHolder } from "./volume-contents.ts";
 import { FolderVolumes } from "./volumes/folders.ts";
 import { LocalVolumes } from "./volumes/local-volumes.ts";
 import type { Observations } from "./pressure/thresholds.ts";
@@ -153,7 +152,7 @@ export class LocalProvider implements Provider {
     this.#plugins = options.plugins && new HostPlugins(options.plugins, { ...options, supervisors: this.#supervisors });
     this.#care = new HostCare({ ...options, devices: this.#plugins?.devices, supervisors: this.#supervisors });
     this.#capabilities = () => capabilitiesOf(options, this.#care);
-    this.#volumes = volumesOf(options, () => [...this.#supervisors.values()].map(({ record }) => record));
+    this.#volumes = volumesOf(options, this.#supervisors);
     if (this.#volumes !== undefined && options.persistentVolumes !== false) this.volumes = this.#volumes.api;
     this.#context = {
       engine: options.engine,
@@ -527,14 +526,18 @@ function storeOf({ stateDir, clock, logger, secrets }: LocalProviderOptions): Ma
 }
 
 /** Undefined where the engine has none. */
-function volumesOf(options: LocalProviderOptions, machines: () => Iterable<VolumeHolder>): LocalVolumes | undefined {
+function volumesOf(
+  options: LocalProviderOptions,
+  supervisors: ReadonlyMap<string, Supervisor>,
+): LocalVolumes | undefined {
   const { engine, stateDir, logger } = options;
   if (!engine.capabilities.includes("volumes.persistent")) return undefined;
   return new LocalVolumes({
     ...options,
     torn: new TornFiles(stateDir, logger),
     walks: new SharedPlaces(VOLUME_WALKS),
-    machines,
+    machines: () => [...supervisors.values()].map(({ record }) => record),
+    stop: (id) => supervisors.get(id)?.stop(0),
     contents: engine.volumes ?? ((place) => new FolderVolumes(place)),
   });
 }

@@ -62,6 +62,7 @@ export const MEMORY_CAPABILITIES: readonly Capability[] = [
   "share_process_namespace",
   "volumes.persistent",
   "volumes.clone",
+  "volumes.force_release",
 ];
 
 export interface MemoryProviderOptions {
@@ -111,6 +112,7 @@ export class MemoryProvider implements Provider {
     this.#volumes = new MemoryVolumes({
       clock: this.#clock,
       machines: () => this.#holders(),
+      stop: (id) => this.#machines.get(id)?.machine.stop(0),
       call: (operation, id, signal, effect) => this.#volumeCall(operation, id, signal, effect),
     });
     this.volumes = this.#volumes.api;

@@ -31,13 +31,19 @@ export class MemoryVolumes {
   /** The volumes, as clients have them. */
   readonly api: VolumeProvider;
 
-  constructor(options: { clock: Clock; machines: () => Iterable<Holder>; call: Calls }) {
-    const { clock, machines, call } = options;
+  constructor(options: {
+    clock: Clock;
+    machines: () => Iterable<Holder>;
+    stop: (machine: string) => void;
+    call: Calls;
+  }) {
+    const { clock, machines, stop, call } = options;
     let promised = 0;
     this.#book = new VolumeBook({
       clock,
       fsTypes: ["ext4"],
       attachments: (id) => attachmentsOf(id, machines()),
+      stop,
       contents: {
         make: ({ volume: { id, size_bytes } }, source) => {
           this.#texts.set(id, new Map(source && this.#texts.get(source.volume.id)));

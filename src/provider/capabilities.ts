@@ -34,6 +34,7 @@ export const CAPABILITIES = {
   "volumes.persistent": "volumes that outlive machines, one machine at a time, fenced",
   "volumes.block": "persistent volumes as block devices",
   "volumes.clone": "a persistent volume that begins as a copy of another",
+  "volumes.force_release": "a persistent volume taken from its machines, which are stopped for it",
   "volumes.host": "a path of the backend's host",
   mount_propagation: "what is mounted in a volume later is seen there, in either direction",
   patch_files: "files replaced in a running machine",

@@ -67,6 +67,11 @@ export interface VolumeBookOptions {
   maximumBytes?: number | undefined;
   /** The machines that have this volume, or of which that is not known. */
   attachments: (id: string) => readonly VolumeAttachment[];
+  /**
+   * Stops a machine at once, for its volume is taken. Absent: none is ever stopped for that. It need not be over
+   * when this returns: `attachments` tells.
+   */
+  stop?: ((machine: string) => void) | undefined;
   /** When it returns, a loss of power cannot take it back. @throws when it cannot be written: then it is not so */
   save?: ((record: VolumeRecord) => void) | undefined;
   /** Nothing was ever told of this volume, or its tombstone is old. */
@@ -234,12 +239,15 @@ export class VolumeBook implements VolumeProvider {
     });
   }
 
-  release(id: string, name: string, _options: CallOptions): Promise<void> {
+  release(id: string, name: string, { force = false }: CallOptions & { force?: boolean | undefined }): Promise<void> {
     return this.inTurn(id, () => {
       const record = this.#records.get(id);
       const { reservations = [] } = record?.volume ?? {};
       if (record === undefined || !reservations.some((each) => each.name === name)) return;
-      const holder = this.#options.attachments(id).find((each) => each.reservation === name);
+      const holders = () => this.#options.attachments(id).filter((each) => each.reservation === name);
+      if (force) for (const { machine } of holders()) this.#options.stop?.(machine);
+      // Whatever was said of them: who is told that it is released gives the volume to another machine.
+      const [holder] = holders();
       if (holder !== undefined) throw heldBy(id, holder);
       this.#keep(record, { reservations: reservations.filter((each) => each.name !== name) });
     });

@@ -71,8 +71,12 @@ export interface VolumeProvider {
     name: string,
     options: CallOptions & { readOnly?: boolean | undefined },
   ): Promise<PersistentVolume>;
-  /** Idempotent. @throws ProviderError in_use while a machine has the volume by it, unavailable */
-  release(id: string, name: string, options: CallOptions): Promise<void>;
+  /**
+   * Idempotent. With `force` (capability `volumes.force_release`) machines that have the volume by it are stopped at
+   * once; it is released when nothing of them can write, and not before, all the same.
+   * @throws ProviderError in_use while a machine has the volume by it, unavailable
+   */
+  release(id: string, name: string, options: CallOptions & { force?: boolean | undefined }): Promise<void>;
   getCapacity(
     options: CallOptions & { class?: string | undefined; zone?: string | undefined },
   ): Promise<VolumeCapacity>;

@@ -158,6 +158,20 @@ export const VOLUME_MUTANTS: Record<string, Mutant> = {
   "disks/reservations-keep-others-out": making("reserved", "in_use"),
   "disks/one-reservation-at-a-time": saying("one-reservation", "reserve", "in_use"),
   "disks/released-only-when-nothing-runs": saying("released", "release", "in_use"),
+  "disks/force-releases-when-nothing-runs": storing((volumes) => ({
+    release: (id, name, { force, ...options }) =>
+      volumes.release(id, name, options).catch((thrown: unknown) => {
+        if (force !== true) throw thrown;
+      }),
+  })),
+  "disks/force-stops-nobody-else": storing((volumes, sound) => ({
+    release: async (id, name, options) => {
+      if (options.force === true)
+        for (const { machine } of (await volumes.get(id, options)).attachments)
+          await sound.stopPod(machine, { ...options, graceSeconds: 0 });
+      return await volumes.release(id, name, options);
+    },
+  })),
   "disks/a-late-machine-does-not-get-what-was-released": making("late", "in_use"),
   "disks/not-deleted-while-reserved": saying("kept", "delete", "in_use"),
   "disks/read-only-is-kept": creating((spec) =>

@@ -61,6 +61,7 @@ const HOLDERS: readonly Holder[] = [
   { begins: "Idempotent, and 204", where: "volumes", checks: ["disks/deletion-of-what-never-was"] },
   { begins: "Repeating it is safe; the same name", checks: ["disks/one-reservation-at-a-time"] },
   { begins: "Idempotent, also for a reservation", checks: ["disks/reservations-", "disks/released-only"] },
+  { begins: "With `force` that is so as well", checks: ["disks/force-releases", "disks/force-stops-nobody"] },
   { begins: "A `since` that is older", checks: ["events/an-unknown-revision-is-gone", "http/events-in-the-future"] },
   { begins: "*Long poll*", checks: ["http/long-poll-of-events", "http/a-long-poll-"] },
   { begins: "` the MachineEvent in one line", checks: ["events/come-while-watching"] },

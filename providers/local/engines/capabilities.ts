@@ -18,6 +18,7 @@ export const PROCESS_CAPABILITIES: readonly Capability[] = [
   "volumes.files",
   "volumes.persistent",
   "volumes.clone",
+  "volumes.force_release",
   "patch_files",
 ];
 
@@ -33,7 +34,11 @@ export const OCI_CAPABILITIES: readonly Capability[] = [
 ];
 
 /** Disks in files, where the host has what they need. None is a block device: ../volumes/loop-files.ts says why. */
-export const LOOP_VOLUME_CAPABILITIES: readonly Capability[] = ["volumes.persistent", "volumes.clone"];
+export const LOOP_VOLUME_CAPABILITIES: readonly Capability[] = [
+  "volumes.persistent",
+  "volumes.clone",
+  "volumes.force_release",
+];
 
 /** Containers by a runtime that speaks CRI. */
 export const CRI_CAPABILITIES: readonly Capability[] = [...OCI_CAPABILITIES, "share_process_namespace"];

@@ -57,6 +57,7 @@ export class LocalVolumes implements MachineVolumes {
 
   /**
    * @param options.machines the records of all machines of this host
+   * @param options.stop stops one of them at once
    * @param options.contents where the bytes are
    */
   constructor(options: {
@@ -66,9 +67,10 @@ export class LocalVolumes implements MachineVolumes {
     logger: Logger;
     walks: SharedPlaces;
     machines: () => Iterable<VolumeHolder>;
+    stop: (machine: string) => void;
     contents: (place: VolumePlace) => HostVolumes;
   }) {
-    const { stateDir, clock, torn, logger, walks, machines } = options;
+    const { stateDir, clock, torn, logger, walks, machines, stop } = options;
     this.#dir = join(stateDir, "volumes");
     this.#clock = clock;
     this.#logger = logger;
@@ -81,6 +83,7 @@ export class LocalVolumes implements MachineVolumes {
       ...(contents.classes !== undefined && { classes: contents.classes }),
       fsTypes: contents.fsTypes,
       attachments: (id) => attachmentsOf(id, machines()),
+      stop,
       records: this.#load(torn, logger, clock),
       save: (record) => this.#save(record),
       forget: (id) => rmSync(join(this.#dir, id), { recursive: true, force: true }),

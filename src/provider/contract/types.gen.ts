@@ -331,7 +331,7 @@ export interface paths {
     post?: never;
     /**
      * Give a volume back
-     * @description Idempotent, also for a reservation or a volume that does not exist. `in_use` while a machine that has named it has the volume or may still write to it: whoever is told that it is done may give the volume to anybody.
+     * @description Idempotent, also for a reservation or a volume that does not exist. `in_use` while a machine that has named it has the volume or may still write to it: whoever is told that it is done may give the volume to anybody. With `force` that is so as well, and the machines in question are stopped at once.
      */
     delete: operations["releaseVolume"];
     options?: never;
@@ -526,6 +526,7 @@ export interface components {
        *     | `volumes.persistent` | volumes that outlive machines, one machine at a time, fenced |
        *     | `volumes.block` | persistent volumes as block devices |
        *     | `volumes.clone` | a persistent volume that begins as a copy of another |
+       *     | `volumes.force_release` | a persistent volume taken from its machines, which are stopped for it |
        *     | `volumes.host` | a path of the backend's host |
        *     | `mount_propagation` | what is mounted in a volume later is seen there, in either direction |
        *     | `patch_files` | files replaced in a running machine |
@@ -2227,7 +2228,10 @@ export interface operations {
   };
   releaseVolume: {
     parameters: {
-      query?: never;
+      query?: {
+        /** @description The word of the cluster's owner that what has the volume by this reservation is to have it no more, as the taint `node.kubernetes.io/out-of-service` is for a node: every machine that has named the reservation is stopped as by a stop without grace, and the release is `in_use` until nothing of them can write. A machine that the backend cannot reach counts as stopped by this word only where the backend keeps it from the volume whenever it comes back. No other machine is stopped, and where the reservation does not exist none is. Capability `volumes.force_release`. */
+        force?: boolean;
+      };
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
@@ -2336,4 +2340,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: 264274cde710c25e3119a0a177a161e39573901f74f740e9af0b12084d77f4b6
+// sha256 of openapi.yaml: 01a0fd26c203b7db8485cbb85e06ea2dd74631a132157617ec966fa0dd7b8a26

@@ -22,6 +22,7 @@ import { LIFECYCLE_CHECKS } from "./checks/lifecycle.ts";
 import { LIST_CHECKS } from "./checks/lists.ts";
 import { LOG_BYTE_CHECKS } from "./checks/log-bytes.ts";
 import { LOG_CHECKS } from "./checks/logs.ts";
+import { FORCED_VOLUME_CHECKS } from "./checks/forced-volumes.ts";
 import { DISK_RESTART_CHECKS, PERSISTENT_VOLUME_CHECKS } from "./checks/persistent-volumes.ts";
 import { PROCESS_CHECKS } from "./checks/processes.ts";
 import { RESTART_CHECKS } from "./checks/restarts.ts";
@@ -44,6 +45,7 @@ export const CHECKS: readonly Check[] = [
   ...RESTART_CHECKS,
   ...VOLUME_CHECKS,
   ...PERSISTENT_VOLUME_CHECKS,
+  ...FORCED_VOLUME_CHECKS,
   ...LOG_CHECKS,
   ...LOG_BYTE_CHECKS,
   ...EVENT_CHECKS,

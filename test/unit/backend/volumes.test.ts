@@ -52,6 +52,7 @@ function setup(contents: Options["contents"] = (place) => new FolderVolumes(plac
       torn: new TornFiles(stateDir, silentLogger),
       walks: new SharedPlaces(1),
       machines: () => holders,
+      stop: () => undefined,
       contents,
     });
   const holds = (state: "running" | "stopped", sandbox: "open" | "none", reachability: "ok" | "unknown" = "ok") =>

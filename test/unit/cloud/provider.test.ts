@@ -19,7 +19,7 @@ const code = (expected: string): unknown => expect.objectContaining({ code: expe
 test("a cloud has no volumes of its guests: they are gone with their VMs", async () => {
   const agent = new CloudAgents().agent({ capabilities: ALL_CAPABILITIES });
   const { capabilities } = await agent.getInfo();
-  for (const each of ["volumes.persistent", "volumes.block", "volumes.clone"] as const)
+  for (const each of ["volumes.persistent", "volumes.block", "volumes.clone", "volumes.force_release"] as const)
     expect(capabilities).not.toContain(each);
 });
 

@@ -1,7 +1,8 @@
 /** Volumes over HTTP: what the client asks for, what the server lets through, and what of replies is believed. */
-import { afterEach, describe, expect, test } from "vitest";
+import { afterEach, describe, expect, test, vi } from "vitest";
 import { HttpVmProvider, MachineApiServer } from "../../../providers/http-vm/index.ts";
-import { MemoryProvider } from "../../../providers/memory/index.ts";
+import { MemoryProvider, type MemoryProviderOptions } from "../../../providers/memory/index.ts";
+import type { MachineSpec } from "../../../src/provider/machine.ts";
 import type { PersistentVolume, PersistentVolumeSpec, VolumeProvider } from "../../../src/provider/volume.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 
@@ -13,8 +14,11 @@ afterEach(async () => {
 
 const spec: PersistentVolumeSpec = { labels: { team: "a" }, size_bytes: 1024, mode: "filesystem" };
 
-async function setup(change: (sound: VolumeProvider) => Partial<VolumeProvider> = () => ({})) {
-  const memory = new MemoryProvider();
+async function setup(
+  change: (sound: VolumeProvider) => Partial<VolumeProvider> = () => ({}),
+  options: MemoryProviderOptions = {},
+) {
+  const memory = new MemoryProvider(options);
   const volumes: VolumeProvider = { ...memory.volumes, ...change(memory.volumes) };
   const provider = new Proxy(memory, {
     get: (target, key) => {
@@ -61,6 +65,30 @@ test("a volume's life comes through as it is", async () => {
   expect(await volumes.get("disk", { signal })).toMatchObject({ state: "deleted" });
   expect((await volumes.getCapacity({ signal })).available_bytes).toBeGreaterThan(0);
 });
+
+test("a release by force stops the machine that has the volume, and is done when that is over", async () => {
+  const { volumes, client } = await setup();
+  await volumes.create("disk", spec, { signal });
+  await volumes.reserve("disk", "node-a", { signal });
+  await client.createPod("m", { ...MACHINE, volumes: [{ ...CLAIM, reservation: "node-a" }] }, { signal });
+  await expect(volumes.release("disk", "node-a", { signal })).rejects.toMatchObject({ code: "in_use" });
+  await vi.waitFor(() => volumes.release("disk", "node-a", { signal, force: true }));
+  expect(await client.getPod("m", { signal })).toMatchObject({ state: "stopped" });
+  expect(await volumes.get("disk", { signal })).toMatchObject({ reservations: [], attachments: [] });
+});
+
+test("a release by force is refused by a backend that lacks it, and stops nothing", async () => {
+  const { call } = await setup(undefined, { capabilities: ["volumes.persistent"] });
+  const { status, body } = await call("DELETE", "/v1/volumes/disk/reservations/node-a?force=true");
+  expect([status, body.error?.field]).toEqual([501, "force"]);
+});
+
+const CLAIM = { name: "data", type: "persistent", volume: "disk" } as const;
+const MACHINE: MachineSpec = {
+  labels: {},
+  restart_policy: "never",
+  containers: [{ name: "c", image: "i", command: ["sleep", "3600"] }],
+};
 
 test("all pages of a list are read", async () => {
   const { volumes } = await setup();

@@ -306,6 +306,41 @@ describe("a reservation", () => {
     await expect(book.reserve("disk", "node-a", options)).rejects.toEqual(code("conflict"));
   });
 
+  test("that is given back by force stops the machines that have the volume by it, and no others", async () => {
+    const stopped: string[] = [];
+    const { open, attach } = setup();
+    const book = open({
+      classes: [{ name: "shared", sharing: "writers" }],
+      stop: (machine) => stopped.push(machine),
+    });
+    await book.create("disk", spec(), options);
+    for (const name of ["node-a", "node-b"]) {
+      await book.reserve("disk", name, options);
+      attach("disk", { machine: `of-${name}`, reservation: name });
+    }
+    // Nothing says yet that the machine is over.
+    await expect(book.release("disk", "node-a", { ...options, force: true })).rejects.toEqual(code("in_use"));
+    expect(stopped).toEqual(["of-node-a"]);
+  });
+
+  test("is given back by force once the machine is over that was stopped for it", async () => {
+    const { open, attach, holders } = setup();
+    const book = open({ stop: () => holders.splice(0) });
+    await book.create("disk", spec(), options);
+    await book.reserve("disk", "node-a", options);
+    attach("disk", { reservation: "node-a" });
+    await book.release("disk", "node-a", { ...options, force: true });
+    expect(await book.get("disk", options)).toMatchObject({ reservations: [] });
+  });
+
+  test("stays, whatever is said, while the machine that has the volume by it cannot be stopped", async () => {
+    const { book, attach } = setup();
+    await book.create("disk", spec(), options);
+    await book.reserve("disk", "node-a", options);
+    attach("disk", { reservation: "node-a", state: "unknown" });
+    await expect(book.release("disk", "node-a", { ...options, force: true })).rejects.toEqual(code("in_use"));
+  });
+
   test("of a volume that is gone is given back all the same", async () => {
     const { book } = setup();
     await book.release("disk", "node-a", options);

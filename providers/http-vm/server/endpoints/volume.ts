@@ -84,11 +84,15 @@ export async function reserveVolume(context: RouteContext, exchange: Exchange): 
 }
 
 export async function releaseVolume(context: RouteContext, exchange: Exchange): Promise<void> {
-  new Query(exchange.query, []);
+  const force = new Query(exchange.query, ["force"]).flag("force");
   const id = volumeId(exchange);
   const name = reservationName(exchange);
   const volumes = await volumesOf(context, exchange);
-  await volumes.release(id, name, { signal: exchange.workSignal });
+  if (force) {
+    const { capabilities } = await context.provider.getInfo({ signal: exchange.workSignal });
+    assertCapable([{ capability: "volumes.force_release", field: "force" }], capabilities);
+  }
+  await volumes.release(id, name, { signal: exchange.workSignal, force });
   sendNothing(exchange.response);
 }
 

@@ -1,56 +1,8 @@
 /** Volumes that outlive machines: none is lost, doubled, or written by two machines. */
-import type { MachineSpec } from "../../machine.ts";
-import type { PersistentVolume, VolumeClaim, VolumeProvider } from "../../volume.ts";
+import type { VolumeClaim } from "../../volume.ts";
 import type { Check } from "../check.ts";
 import { FOREVER, outputOf, type CheckContext } from "../context.ts";
-
-const NEEDS = ["volumes.persistent"] as const;
-const MIB = 2 ** 20;
-const PLACE = "/conformance";
-
-const volumesOf = (context: CheckContext): VolumeProvider => context.provider.volumes!;
-
-/** A new volume. */
-const made = (context: CheckContext, name: string, rest: { size_bytes?: number } = {}): Promise<PersistentVolume> =>
-  context.volume({ labels: context.labelsOf(name), size_bytes: 64 * MIB, mode: "filesystem", ...rest });
-
-/** A new volume that begins as a copy. */
-const copied = (context: CheckContext, name: string, source: string): Promise<PersistentVolume> =>
-  context.volume({
-    labels: context.labelsOf(name),
-    size_bytes: 64 * MIB,
-    mode: "filesystem",
-    source: { volume: source },
-  });
-
-/** What of a specification mounts this volume. */
-function mounting(
-  context: CheckContext,
-  name: string,
-  script: string,
-  claims: readonly Partial<VolumeClaim>[],
-  subPath?: string,
-): Partial<MachineSpec> {
-  const volumes = claims.map((claim, index): VolumeClaim => ({
-    name: `data-${index}`,
-    type: "persistent",
-    volume: "",
-    ...claim,
-  }));
-  return {
-    labels: context.labelsOf(name),
-    volumes,
-    containers: [
-      context.container(script, {
-        mounts: volumes.map((volume, index) => ({
-          volume: volume.name,
-          path: index === 0 ? PLACE : `${PLACE}-${index}`,
-          ...(subPath !== undefined && { sub_path: subPath }),
-        })),
-      }),
-    ],
-  };
-}
+import { copied, made, MIB, mounting, NEEDS, PLACE, volumesOf } from "./disk-cases.ts";
 
 /** What a machine of this volume reads in the file that another has written. */
 async function shownBy(context: CheckContext, name: string, claim: Partial<VolumeClaim>): Promise<string> {
