@@ -1,5 +1,5 @@
 /**
- * `npm run bench -- [--pods N] [--rate N] [--target memory|http|process]... [--vs kwok|virtual-kubelet]...
+ * `npm run bench -- [--pods N] [--rate N] [--target memory|http|process]... [--vs kwok|virtual-kubelet|least]...
  * [--against DIR] [--limit] [--curve] [--scale] [--markdown]`
  *
  * Prints what agents cost and how fast they are, all measured in the same run on the same control plane. Nothing is
@@ -33,9 +33,9 @@ import {
 } from "./measure.ts";
 import { apiServerLimit, type Limit } from "./limit.ts";
 import { scale } from "./scale.ts";
-import { kwok, virtualKubelet, vmlet, type Target } from "./targets.ts";
+import { kwok, least, virtualKubelet, vmlet, type Target } from "./targets.ts";
 
-const peers: Record<string, () => Target> = { kwok, "virtual-kubelet": virtualKubelet };
+const peers: Record<string, () => Target> = { kwok, "virtual-kubelet": virtualKubelet, least };
 /** The audit log is written in batches of 200 ms. */
 const AUDIT_BATCH_MS = 1_000;
 /** Three events a pod are sent at a kubelet's 50 a second; of very many pods, as many as are kept. */
@@ -53,6 +53,8 @@ interface Figures {
   deletionWrites: Map<string, number>;
   /** CPU of the agent for one pod's end, in milliseconds. */
   deleteCpuMsPerPod: number;
+  /** Meanwhile of the control plane and the bench, for one pod, in milliseconds. */
+  othersCpuMs: { start: number; deletion: number };
   loaded: Usage;
   /** When the events of the start have been sent as well. */
   settled: Usage;
@@ -182,11 +184,13 @@ async function measure(where: Cluster, target: Target, pods: number): Promise<Fi
   const names = Array.from({ length: pods }, (_, index) => `bound-${index}`);
   await inParallel(names, (name) => admin.create(path, benchPod(name, target.nodeName)));
   const auditFrom = statSync(auditLog, { throwIfNoEntry: false })?.size ?? 0;
+  const othersBefore = othersCpu(where);
   const started = performance.now();
   await target.startAgent();
   await Promise.race([watch.all("runningAt", names, timeoutMs), target.failed()]);
   const startSeconds = (latest(watch.runningAt, names) - started) / 1000;
   const cpuMsPerPod = (cpuSeconds(target.pids()) / pods) * 1000;
+  const start = ((othersCpu(where) - othersBefore) / pods) * 1000;
   const loaded = await usage(target.pids(), 5);
   const backendLoaded = await backendUsage(target);
   // Events are sent for a while after the last pod runs; then nothing is left to do.
@@ -197,11 +201,13 @@ async function measure(where: Cluster, target: Target, pods: number): Promise<Fi
 
   const deletionFrom = statSync(auditLog).size;
   const cpuBefore = cpuSeconds(target.pids());
+  const othersLoaded = othersCpu(where);
   const deleting = performance.now();
   await inParallel(names, (name) => deletePod(admin, namespace, name));
   await watch.all("goneAt", names, timeoutMs);
   const deleteSeconds = (latest(watch.goneAt, names) - deleting) / 1000;
   const deleteCpuMsPerPod = ((cpuSeconds(target.pids()) - cpuBefore) / pods) * 1000;
+  const deletion = ((othersCpu(where) - othersLoaded) / pods) * 1000;
   await sleep(AUDIT_BATCH_MS);
   const deletionWrites = agentWrites(auditLog, deletionFrom);
 
@@ -225,6 +231,7 @@ async function measure(where: Cluster, target: Target, pods: number): Promise<Fi
     writes,
     deletionWrites,
     deleteCpuMsPerPod,
+    othersCpuMs: { start, deletion },
     loaded,
     backendLoaded,
     settled,
@@ -233,6 +240,11 @@ async function measure(where: Cluster, target: Target, pods: number): Promise<Fi
     latencies: steady.latencies,
     rate: size.rate,
   };
+}
+
+/** CPU seconds so far of the control plane and of this process. */
+function othersCpu(where: Cluster): number {
+  return cpuSeconds([process.pid, ...Object.values(where.processes()).map(({ pid }) => pid)]);
 }
 
 /** When the last of the pods was seen: not when the bench noticed that it had been. */
@@ -304,6 +316,8 @@ function print(f: Figures, limit: Limit | undefined): void {
   console.log(`  API writes per pod's deletion  ${perPod(f.deletionWrites)}`);
   console.log(`  CPU per pod to Running         ${f.cpuMsPerPod.toFixed(2)} ms`);
   console.log(`  CPU per pod's deletion         ${f.deleteCpuMsPerPod.toFixed(2)} ms`);
+  const { start, deletion } = f.othersCpuMs;
+  console.log(`  CPU per pod of all others      ${start.toFixed(2)} ms, its deletion ${deletion.toFixed(2)} ms`);
   console.log(`  agent with 0 pods              ${use(f.idle)}`);
   console.log(`  agent with ${f.pods} pods           ${use(f.loaded)}`);
   console.log(`  when its events are sent       ${use(f.settled)}`);

@@ -122,6 +122,35 @@ export function virtualKubelet(): Target {
   };
 }
 
+/** What an agent that costs nothing would leave to all others: see `least.ts`. */
+export function least(): Target {
+  const nodeName = "bench-least";
+  let sandbox: Sandbox;
+  let kubeconfig: string;
+  let agent: ManagedProcess | undefined;
+  return {
+    name: "least",
+    nodeName,
+    async prepare(cluster) {
+      sandbox = cluster.sandbox;
+      kubeconfig = await cluster.userKubeconfig(nodeName, ["system:masters"]);
+      await cluster.admin.create("/api/v1/nodes", { metadata: { name: nodeName } });
+    },
+    async startAgent() {
+      agent = sandbox.spawn("least", process.execPath, [join(import.meta.dirname, "least.ts"), kubeconfig, nodeName]);
+    },
+    async stopAgent() {
+      await agent?.stop();
+    },
+    failed: () => failWhenExited(agent!),
+    pids: () => (agent ? [agent.pid] : []),
+    backendPids: () => [],
+    async close() {
+      await agent?.stop();
+    },
+  };
+}
+
 function ignoreAbsence(error: unknown): void {
   if (!(error instanceof HttpError && error.status === 404)) throw error;
 }
