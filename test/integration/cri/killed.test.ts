@@ -202,6 +202,13 @@ mv ${begun}.new ${begun}
     return { begun };
   }
 
+  /** A client of the backend's containerd. */
+  function containerd(): CriClient {
+    const client = new CriClient(`/run/vmlet-cri-${machineHash(join(backend.stateDir, "cri"))}/containerd.sock`);
+    onTestFinished(() => client.close());
+    return client;
+  }
+
   const killContainerd = () =>
     process.kill(Number(readFileSync(join(backend.stateDir, "cri/pid"), "latin1").split(" ")[0]), "SIGKILL");
 
@@ -230,6 +237,24 @@ mv ${begun}.new ${begun}
     killContainerd();
     writeFileSync(join(volume("m1"), "end"), "");
     await vi.waitFor(() => expect(existsSync(`/proc/${pid}`)).toBe(false), PATIENCE);
+    await backend.start();
+    const { containers } = await backend.reaches("m1", "stopped");
+    expect(containers[0]!.terminated).toMatchObject({ exit_code: 7, reason: "Error" });
+  });
+
+  test("a container that has ended is told with its exit code, though its sandbox is gone when the next backend begins", async () => {
+    await backend.start();
+    await backend.call("PUT", "/v1/machines/m1", shell(UNTIL_TOLD));
+    await backend.reaches("m1", "running");
+    await backend.kill();
+    writeFileSync(join(volume("m1"), "end"), "");
+    const { runtime } = containerd();
+    await vi.waitFor(async () => {
+      const { containers } = await runtime.listContainers({});
+      expect(containers.map(({ state }) => state)).toEqual([ContainerState.CONTAINER_EXITED]);
+    }, PATIENCE);
+    const { items } = await runtime.listPodSandbox({});
+    await runtime.stopPodSandbox({ podSandboxId: items[0]!.id });
     await backend.start();
     const { containers } = await backend.reaches("m1", "stopped");
     expect(containers[0]!.terminated).toMatchObject({ exit_code: 7, reason: "Error" });

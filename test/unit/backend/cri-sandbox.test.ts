@@ -17,7 +17,7 @@ async function recovered(status: () => Promise<object>) {
     clock: systemClock,
     logger: silentLogger,
     client: { runtime, within: () => ({}) },
-    containers: { learn: () => Promise.resolve(), watchSandbox: () => () => {} },
+    containers: { learn: () => Promise.resolve(), learnEnds: () => Promise.resolve(), watchSandbox: () => () => {} },
     backend: "b",
   } as unknown as CriContext;
   return await recoverSandbox(context, { id: "m1", spec: { labels: {} } } as never);
@@ -63,7 +63,11 @@ async function rejoined({ isNamed, hasBegun }: { isNamed: boolean; hasBegun: boo
     clock: systemClock,
     logger: silentLogger,
     client: { runtime, within: () => ({}) },
-    containers: { learn: () => Promise.resolve(hasBegun), watchSandbox: () => () => {} },
+    containers: {
+      learn: () => Promise.resolve(hasBegun),
+      learnEnds: () => Promise.resolve(),
+      watchSandbox: () => () => {},
+    },
     network,
     backend: "b",
   } as unknown as CriContext;

@@ -11,8 +11,8 @@ import {
 } from "../../../../src/provider/kit/index.ts";
 import { ProviderError } from "../../../../src/provider/kit/index.ts";
 import { type ContainerRef, KILLED_EXIT } from "../../engine.ts";
-import type { ShimEvents, Shims, ShimWatch, StartCommand } from "../../engine.ts";
-import { ContainerState, type ContainerStatus, PodSandboxState } from "./api.gen.js";
+import type { RecordedExit, ShimEvents, Shims, ShimWatch, StartCommand } from "../../engine.ts";
+import { type Container, ContainerState, type ContainerStatus, PodSandboxState } from "./api.gen.js";
 import { type CriClient, isCut, isNotFound, isUnimplemented, runtimeMessage } from "./client.ts";
 import { LABEL_BACKEND, LABEL_INSTANCE, LABEL_MACHINE } from "./labels.ts";
 import { type LogLimits, rotateLog, settleLog } from "./logs.ts";
@@ -69,6 +69,8 @@ export class RuntimeContainers implements Shims {
   /** By the container's id with us: how its sessions are closed. */
   readonly #attached = new Map<string, Set<() => void>>();
   readonly #sandboxes = new Map<string, () => void>();
+  /** By machine, and by the container's id with us: how those have ended whose sandbox is gone. */
+  readonly #ends = new Map<string, ReadonlyMap<string, RecordedExit>>();
   readonly #closed = new AbortController();
   #hasEvents = false;
   #following = false;
@@ -115,10 +117,7 @@ export class RuntimeContainers implements Shims {
   async find({ id }: Pick<ContainerRef, "id">): Promise<string | undefined> {
     const known = this.#ids.get(id);
     if (known !== undefined) return known;
-    const { client } = this.#options;
-    const filter = { labelSelector: { ...this.#ours, [LABEL_INSTANCE]: id } };
-    const { containers } = await client.runtime.listContainers({ filter }, client.within(QUICK_CALL_MS));
-    return containers[0]?.id;
+    return (await this.#list({ [LABEL_INSTANCE]: id }))[0]?.id;
   }
 
   /**
@@ -126,11 +125,33 @@ export class RuntimeContainers implements Shims {
    * @returns whether one of them has begun
    */
   async learn(machine: string): Promise<boolean> {
-    const { client } = this.#options;
-    const filter = { labelSelector: { ...this.#ours, [LABEL_MACHINE]: machine } };
-    const { containers } = await client.runtime.listContainers({ filter }, client.within(QUICK_CALL_MS));
+    const containers = await this.#list({ [LABEL_MACHINE]: machine });
     for (const { id, labels } of containers) this.#ids.set(labels[LABEL_INSTANCE]!, id);
     return containers.some(({ state }) => state !== ContainerState.CONTAINER_CREATED);
+  }
+
+  /**
+   * Learns what the runtime has written down of the ends of a machine's containers. Nobody else knows when its sandbox
+   * has gone while there was no backend; of what ended with the host there is nothing.
+   */
+  async learnEnds(machine: string): Promise<void> {
+    const ends = new Map<string, RecordedExit>();
+    for (const { id, labels, state } of await this.#list({ [LABEL_MACHINE]: machine })) {
+      const status = state === ContainerState.CONTAINER_EXITED ? await this.status(id) : undefined;
+      if (status === undefined || status.startedAt === 0n) continue;
+      const { lost, ...exit } = await this.#ending(status);
+      if (!lost) ends.set(labels[LABEL_INSTANCE]!, { ...exit, startedAt: toMs(status.startedAt) });
+    }
+    this.#ends.set(machine, ends);
+  }
+
+  forgetEnds(machine: string): void {
+    this.#ends.delete(machine);
+  }
+
+  recorded({ id }: ContainerRef): RecordedExit | undefined {
+    for (const ends of this.#ends.values()) if (ends.has(id)) return ends.get(id);
+    return undefined;
   }
 
   /** Undefined when the runtime has no such container. */
@@ -143,6 +164,12 @@ export class RuntimeContainers implements Shims {
       if (isNotFound(thrown)) return undefined;
       throw thrown;
     }
+  }
+
+  async #list(labels: Record<string, string>): Promise<readonly Container[]> {
+    const { client } = this.#options;
+    const filter = { labelSelector: { ...this.#ours, ...labels } };
+    return (await client.runtime.listContainers({ filter }, client.within(QUICK_CALL_MS))).containers;
   }
 
   get #ours(): Record<string, string> {
@@ -394,12 +421,9 @@ export class RuntimeContainers implements Shims {
       logger.debug({ err: thrown, container: container.id }, "The runtime does not start the container now");
     }
     // What became of it. While another call starts it, the next list tells.
-    if (watched.looking === false) watched.looking = await this.#isNoLongerNew(runtimeId);
-  }
-
-  async #isNoLongerNew(runtimeId: string): Promise<boolean> {
+    if (watched.looking !== false) return;
     const status = await this.status(runtimeId).catch(() => undefined);
-    return status !== undefined && status.state !== ContainerState.CONTAINER_CREATED;
+    watched.looking = status !== undefined && status.state !== ContainerState.CONTAINER_CREATED;
   }
 
   /** How a container has ended that had started. */

@@ -365,6 +365,7 @@ export class CriEngine implements Engine {
     await removeSandboxes(this.#context, id, async () => await network?.detach(id));
     await groups.remove(id);
     await users.release(id);
+    this.keeper.forgetEnds(id);
     await unmountBelow(dir);
     if (!keepVolumes) await this.#context.podLogs?.remove(spec);
     if (!keepVolumes) return await removeTree(dir);

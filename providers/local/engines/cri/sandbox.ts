@@ -135,6 +135,12 @@ export async function openSandbox(context: CriContext, home: MachineHome, signal
 
 /** Undefined when it is gone. @throws what the runtime says: then nothing is known */
 export async function recoverSandbox(context: CriContext, home: MachineHome): Promise<CriSandbox | undefined> {
+  const sandbox = await findSandbox(context, home);
+  if (sandbox === undefined) await context.containers.learnEnds(home.id);
+  return sandbox;
+}
+
+async function findSandbox(context: CriContext, home: MachineHome): Promise<CriSandbox | undefined> {
   const { client, network, containers } = context;
   const filter = { labelSelector: machineLabels(context, home.id) };
   const { items } = await client.runtime.listPodSandbox({ filter }, client.within(QUICK_CALL_MS));
