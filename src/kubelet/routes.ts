@@ -16,6 +16,7 @@ import { agentMetrics } from "./endpoints/metrics.ts";
 import { cadvisorMetrics, type MachineCapacity } from "./endpoints/metrics-cadvisor.ts";
 import { probeMetrics } from "./endpoints/metrics-probes.ts";
 import { resourceMetrics } from "./endpoints/metrics-resource.ts";
+import { hostLogs } from "./endpoints/logs.ts";
 import { pods } from "./endpoints/pods.ts";
 import { portForward } from "./endpoints/port-forward.ts";
 import { run } from "./endpoints/run.ts";
@@ -83,6 +84,7 @@ export function kubeletRoutes(options: RouteOptions): readonly Route[] {
     read("/runningpods/", runningPods(options.lookup)),
     read("/configz", configz(options.configuration)),
     read("/statusz", statusz(options)),
+    ...["/logs", "/logs/", "/logs/:file"].map((pattern) => read(pattern, hostLogs)),
     read("/stats/summary", statsSummary(options.stats, options), [...READ, "POST"]),
     read("/metrics", agentMetrics(options)),
     read("/metrics/resource", resource),

@@ -19,7 +19,7 @@ export const RELEASE_ANNOTATION = "vmlet.dev/release";
 /** Names of the labels and annotations that the configuration gave the Node; what it gives no more is removed. */
 const OWNED_METADATA_ANNOTATIONS = { labels: "vmlet.dev/labels", annotations: "vmlet.dev/annotations" } as const;
 
-/** The kubelet's features that a control plane asks for by name (1.36), sorted as its validation wants them. */
+/** The kubelet's features that a control plane asks for by name (1.37), sorted as its validation wants them. */
 function declaredFeatures({ capabilities }: NodeDescription, existing: Node | undefined): string[] {
   // An agent that has just been started does not know yet; its backend is the same as before.
   const before = existing?.status?.declaredFeatures;
@@ -48,7 +48,7 @@ function runtimeHandlers({ capabilities, runtimeHandlers }: NodeDescription, exi
 }
 
 /** Of Kubernetes 1.x: the newest whose kubelet the node behaves as. */
-const NEWEST_MINOR = 36;
+const NEWEST_MINOR = 37;
 
 /**
  * The version that the node reports for its kubelet: of the API server's minor version, because a kubelet must not be

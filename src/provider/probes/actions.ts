@@ -37,8 +37,8 @@ export interface Target {
 const MAX_OUTPUT_BYTES = 10 * 1024;
 const MAX_REDIRECTS = 10;
 /** kubelet sends its own minor version; servers only look at the prefix. */
-const PROBE_AGENT = "kube-probe/1.36";
-const HOOK_AGENT = "kube-lifecycle/1.36";
+const PROBE_AGENT = "kube-probe/1.37";
+const HOOK_AGENT = "kube-lifecycle/1.37";
 const GRPC_SERVING = 1;
 const GRPC_STATUS_NAMES = ["UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN"];
 

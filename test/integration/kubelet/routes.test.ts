@@ -86,6 +86,16 @@ describe("the kubelet API", () => {
     expect((await ask(kubelet, "/healthz/missing")).status).toBe(404);
   });
 
+  test.each(["/logs/?query=kubelet&tailLines=10", "/logs/", "/logs/syslog"])(
+    "refuses %s by name: a node without a host has no logs of one",
+    async (path) => {
+      await using kubelet = await startKubelet();
+      const { status, body } = await ask(kubelet, path);
+      expect(status).toBe(405);
+      expect(body).toMatch(/^logs endpoint is disabled\..*NodeLogQuery/);
+    },
+  );
+
   test("answers 404 to unknown paths and 405 to known ones with another method", async () => {
     await using kubelet = await startKubelet();
     expect((await ask(kubelet, "/nothing")).status).toBe(404);

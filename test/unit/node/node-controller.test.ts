@@ -397,9 +397,10 @@ describe("the version that it reports", () => {
   test.each([
     ["v1.35.2", "v1.35.0+vmlet.0.1.0"],
     ["v1.36.3", "v1.36.0+vmlet.0.1.0"],
-    ["v1.37.0-alpha.1", "v1.36.0+vmlet.0.1.0"],
+    ["v1.37.1", "v1.37.0+vmlet.0.1.0"],
+    ["v1.38.0-alpha.1", "v1.37.0+vmlet.0.1.0"],
     ["v1.31.4-gke.100", "v1.31.0+vmlet.0.1.0"],
-    ["unknown", "v1.36.0+vmlet.0.1.0"],
+    ["unknown", "v1.37.0+vmlet.0.1.0"],
   ])("is, of an API server %s, %s", async (server, version) => {
     const s = setup();
     s.api.gitVersion = server;
@@ -414,7 +415,7 @@ describe("the version that it reports", () => {
     const s = setup();
     s.api.fault = (r) => (r.path === "/version" ? apiError(403, "Forbidden") : undefined);
     await s.start();
-    expect(s.versions).toEqual(["v1.36.0+vmlet.0.1.0"]);
+    expect(s.versions).toEqual(["v1.37.0+vmlet.0.1.0"]);
     expect(s.api.ready()?.status).toBe("True");
   });
 

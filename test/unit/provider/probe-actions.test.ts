@@ -63,7 +63,7 @@ test("an http probe sends kubelet's headers, and the probe's own over them", asy
     },
   });
   expect(seen).toMatchObject({
-    "user-agent": "kube-probe/1.36",
+    "user-agent": "kube-probe/1.37",
     accept: "text/x",
     "x-own": "1",
     connection: "close",
