@@ -23,6 +23,9 @@ export const GUEST_PACKAGES: readonly string[] = [
 /** Where the program lies. */
 export const GUEST_FOLDER = "/opt/vmlet";
 
+/** How long a VM that is asked to go waits for its pod, which is told to leave meanwhile. */
+export const LEAVE_SECONDS = 120;
+
 const GUEST_SOCKET = "/run/vmlet/guest.sock";
 const PATH = "export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
@@ -42,7 +45,10 @@ export function guestFiles(main: string, config = GUEST_CONFIG): GuestFile[] {
   const file = (path: string, text: string): GuestFile => ({ path, mode: 0o644, text });
   return [
     script("/sbin/init", "exec /bin/busybox init\n"),
-    file("/etc/inittab", "::sysinit:/usr/lib/vmlet/boot\n::respawn:/usr/lib/vmlet/guest\n"),
+    file(
+      "/etc/inittab",
+      "::sysinit:/usr/lib/vmlet/boot\n::respawn:/usr/lib/vmlet/guest\n::shutdown:/usr/lib/vmlet/leave\n",
+    ),
     script(
       "/usr/lib/vmlet/boot",
       `${PATH}
@@ -69,6 +75,14 @@ esac
 # Kept short: it is for who looks into a VM that does not come up.
 [ ! -f /var/log/vmlet.log ] || tail -c 1000000 /var/log/vmlet.log >/var/log/vmlet.log.1
 exec ${GUEST_FOLDER}/bin/node ${main} guest --config /etc/vmlet/guest.yaml >/var/log/vmlet.log 2>&1
+`,
+    ),
+    // Who asks the VM to go, as a host that is emptied does, lets its pod leave first, or loses patience.
+    script(
+      "/usr/lib/vmlet/leave",
+      `${PATH}
+n=0
+while pgrep containerd-shim >/dev/null && [ $n -lt ${LEAVE_SECONDS} ]; do sleep 1; n=$((n + 1)); done
 `,
     ),
     // From its own streams to the guest's socket, and back. While the guest starts, a caller waits for it.

@@ -9,7 +9,7 @@ import { join } from "node:path";
 import { buildGuestImage, imageProblems } from "../../src/cli/guest-image.ts";
 import { bringImage } from "../../providers/cloud/incus/images.ts";
 import { freePort } from "../e2e/harness/ports.ts";
-import { waitFor } from "../e2e/harness/wait.ts";
+import { must, waitFor } from "../e2e/harness/wait.ts";
 import type { ManagedProcess, Sandbox } from "../e2e/harness/processes.ts";
 import { missingForContainerd } from "./containerd.ts";
 import { startHost } from "./incus-host.ts";
@@ -44,6 +44,8 @@ export interface TestIncus {
   /** The daemon dies; its instances run on. */
   kill(member: Member): Promise<void>;
   restart(member: Member): Promise<void>;
+  /** Ends an evacuation, when it is over. */
+  restore(member: Member): Promise<void>;
   stop(): Promise<void>;
 }
 
@@ -192,6 +194,15 @@ async function start(
     incus,
     instances,
     kill: (member) => members.get(member)!.kill("SIGKILL"),
+    async restore(member) {
+      const path = `/1.0/cluster/members/${member}`;
+      await waitFor({ what: `member ${member} to be restored`, timeoutMs: 120_000 }, () => {
+        const { status } = JSON.parse(incus("query", path)) as { status: string };
+        if (status === "Evacuated")
+          incus("query", "--wait", "-X", "POST", `${path}/state`, "-d", '{"action":"restore"}');
+        must(status === "Online", status);
+      });
+    },
     async restart(member) {
       await members.get(member)!.kill("SIGKILL");
       await startMember(member);

@@ -13,6 +13,7 @@ import {
   unlessAborted,
 } from "../../../src/provider/kit/index.ts";
 import type { EntryStore, Vm, VmCloud, VmNotice, VmRequest, VmState } from "../cloud.ts";
+import { LEAVE_SECONDS } from "../guest-files.ts";
 import { BIRTH_LABEL } from "../labels.ts";
 import { IncusClient, type IncusReply, type IncusServer } from "./client.ts";
 import { ProfileEntries } from "./entries.ts";
@@ -90,6 +91,9 @@ export class IncusCloud implements VmCloud {
     const { image, instanceType, storagePool, network, instanceConfig = {} } = this.#options;
     const config: Record<string, string> = {
       "boot.autostart": "false",
+      // A member that is evacuated says so, and waits for the pods to leave: no instance moves with what ran in it.
+      "cluster.evacuate": "stop",
+      "boot.host_shutdown_timeout": String(LEAVE_SECONDS),
       // What a container may need that runs containers.
       ...(instanceType === "container" && { "security.nesting": "true" }),
       ...instanceConfig,
@@ -124,7 +128,8 @@ export class IncusCloud implements VmCloud {
       throw new ProviderError("conflict", `there is an instance ${name}`);
     // It was made and did not start.
     if (there !== undefined) await this.deleteVm(name, options);
-    const isRoom = /reached maximum|exceed|not enough|no space|insufficient|no suitable cluster member|quota/i;
+    const isRoom =
+      /reached maximum|exceed|not enough|no space|insufficient|no suitable cluster member|quota|member is evacuated/i;
     throw new ProviderError(isRoom.test(error) ? "quota" : "unavailable", `Incus: ${error}`);
   }
 

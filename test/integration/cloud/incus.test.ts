@@ -12,7 +12,7 @@ import { IncusClient } from "../../../providers/cloud/incus/client.ts";
 import { startDevCluster } from "../../../src/devcluster/index.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
-import { containerStatus, Pods, serve } from "../../e2e/cases/pods.ts";
+import { containerStatus, Pods, podSpec, serve } from "../../e2e/cases/pods.ts";
 import { type AgentProcess, startAgent } from "../../e2e/harness/agent.ts";
 import { type Client, createClient, type Json } from "../../e2e/harness/client.ts";
 import { createKubectl, type Kubectl } from "../../e2e/harness/kubectl.ts";
@@ -232,6 +232,58 @@ function pods(): void {
       await other.stop();
     }
   }, 900_000);
+
+  test("pods of a member that is evacuated move as their budget has it, and none has two instances", async () => {
+    const { client, ...rest } = place;
+    const sold = { name: "small", cpu: "500m", memory: "512Mi" };
+    const instanceTypes = [
+      { ...sold, zone: "two", price: 0.01 },
+      { ...sold, zone: "one", price: 0.02 },
+    ];
+    const provider = { type: "cloud", cloud: incus.cloud, scope: "emptied", instanceTypes };
+    const other = await startAgent({ ...rest, nodeName: "emptied", provider });
+    const pods = new Pods(client, "default", "emptied");
+    const selector = { matchLabels: { app: "web" } };
+    const deployments = "/apis/apps/v1/namespaces/default/deployments";
+    const budgets = "/apis/policy/v1/namespaces/default/poddisruptionbudgets";
+    const running = async () =>
+      (await pods.list("app=web")).filter(
+        ({ metadata, status }) => status.phase === "Running" && metadata.deletionTimestamp === undefined,
+      );
+    const hostOf = ({ metadata }: Json) => metadata.annotations["vmlet.dev/host"];
+    const untilOn = (host: string) =>
+      waitFor({ what: `both pods to run on ${host}`, timeoutMs: START_MS }, async () => {
+        const found = await running();
+        fewest = Math.min(fewest, found.length);
+        must(found.length === 2 && found.every((pod) => hostOf(pod) === host), found.map(hostOf));
+        return found;
+      });
+    let fewest = 0;
+    try {
+      const spec = podSpec("emptied", { containers: [container()], terminationGracePeriodSeconds: 1 });
+      const template = { metadata: { labels: { app: "web" } }, spec };
+      await client.create(deployments, { metadata: { name: "web" }, spec: { replicas: 2, selector, template } });
+      await client.create(budgets, { metadata: { name: "web" }, spec: { minAvailable: 1, selector } });
+      const before = await untilOn("two");
+      await waitFor({ what: "the budget to allow one" }, async () =>
+        must((await client.get(`${budgets}/web`)).status?.disruptionsAllowed === 1, "it does not yet"),
+      );
+      fewest = 2;
+      incus.incus("query", "-X", "POST", "/1.0/cluster/members/two/state", "-d", '{"action":"evacuate"}');
+      const after = await untilOn("one");
+      expect(fewest).toBe(1);
+      expect(before.map(({ metadata }) => metadata.uid)).not.toContain(after[0]!.metadata.uid);
+      await waitFor({ what: "the others' instances to go", timeoutMs: START_MS }, () =>
+        must(incus.instances().length === 2, incus.instances()),
+      );
+    } finally {
+      await client.delete(`${deployments}/web`);
+      await client.delete(`${budgets}/web`);
+      await pods.deleteAll();
+      await other.stop();
+      await incus.restore("two");
+    }
+  }, 400_000);
 
   test("a pod starts in an instance that waits for one, and another takes its place", async () => {
     const { client, ...rest } = place;

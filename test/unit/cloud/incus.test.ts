@@ -211,6 +211,9 @@ describe("an order", () => {
         "limits.memory": String(2 ** 30),
         "security.nesting": "true",
         "boot.autostart": "false",
+        // It goes when its pod has left, and not with it to another member.
+        "cluster.evacuate": "stop",
+        "boot.host_shutdown_timeout": "120",
         "user.vmlet-birth": "b",
       },
       devices: { root: { pool: "pool" }, eth0: { network: "net" } },
@@ -236,6 +239,7 @@ describe("an order", () => {
       "quota",
     ],
     ["a limit of its memory", 'Reached maximum aggregate value "1GiB" for "limits.memory" in project "p"', "quota"],
+    ["a member that is evacuated", "Cluster member is evacuated", "quota"],
     ["no member", "No suitable cluster member could be found", "quota"],
     ["an image that is not there", "Image not found", "unavailable"],
   ])("that fails for %s is %s", async (_why, error, code) => {
