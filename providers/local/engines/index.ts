@@ -120,6 +120,12 @@ const networkSchema = z
       .array(z.union([z.cidrv4(), z.ipv4()], "must be an IPv4 range such as 169.254.0.0/16"))
       .optional()
       .describe("Never reached by machines. Default 169.254.0.0/16, where clouds serve credentials."),
+    podCidrs: z
+      .array(z.cidrv4("must be an IPv4 range such as 10.96.0.0/11"))
+      .optional()
+      .describe(
+        "Ranges of the cluster's pods on other hosts, to which this host has routes: machines reach them under their own addresses, whatever outbound says. Default none.",
+      ),
     openHostPorts: z
       .array(z.int().min(1).max(65535))
       .optional()

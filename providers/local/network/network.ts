@@ -46,6 +46,8 @@ export interface NetworkOptions {
    * credentials.
    */
   denyCidrs?: readonly string[] | undefined;
+  /** Of machines on other hosts: reached whatever `outbound` says, unless denied, and under machines' own addresses. */
+  podCidrs?: readonly string[] | undefined;
   /** TCP and UDP ports of this host that machines may reach: a DNS server, say. */
   openHostPorts?: readonly number[] | undefined;
   /** Ports of this host, and ranges of them, that machines may ask to lead to them. */
@@ -395,9 +397,9 @@ export class HostNetwork {
       }),
     );
     const { cidr } = this.#subnet;
-    const { outbound = "allow", denyCidrs = DEFAULT_DENIED, openHostPorts = [] } = this.#options;
+    const { outbound = "allow", denyCidrs = DEFAULT_DENIED, podCidrs = [], openHostPorts = [] } = this.#options;
     const { table, bridge: bridgeName } = this.#names;
-    const rules = networkRules({ table, bridgeName, cidr, outbound, denyCidrs, openHostPorts });
+    const rules = networkRules({ table, bridgeName, cidr, outbound, denyCidrs, podCidrs, openHostPorts });
     return rules + senders.join("");
   }
 

@@ -12,12 +12,14 @@ interface NetworkRules {
   cidr: string;
   outbound: "allow" | "deny";
   denyCidrs: readonly string[];
+  /** Of machines on other hosts. */
+  podCidrs: readonly string[];
   openHostPorts: readonly number[];
 }
 
 /** Replaces the rules in one transaction; sets and maps keep their elements. @returns a script for `nft -f` */
 export function networkRules(wanted: NetworkRules): string {
-  const { table, bridgeName, cidr, outbound, denyCidrs, openHostPorts } = wanted;
+  const { table, bridgeName, cidr, outbound, denyCidrs, podCidrs, openHostPorts } = wanted;
   const bridge = `"${bridgeName}"`;
   const ports = `{ ${openHostPorts.join(", ")} }`;
   const denied = denyCidrs.map((denyCidr) => `iifname ${bridge} ip daddr ${denyCidr} drop`);
@@ -32,6 +34,7 @@ export function networkRules(wanted: NetworkRules): string {
         `iifname ${bridge} oifname ${bridge} accept`,
         `iifname ${bridge} ct state established,related accept`,
         ...denied,
+        ...podCidrs.map((podCidr) => `iifname ${bridge} ip daddr ${podCidr} accept`),
         ...(outbound === "allow" ? [] : [`iifname ${bridge} drop`]),
       ],
     ],
@@ -57,6 +60,8 @@ export function networkRules(wanted: NetworkRules): string {
       "inet",
       "type nat hook postrouting priority srcnat; policy accept;",
       [
+        // Between pods there is no other address than a pod's own.
+        ...podCidrs.map((podCidr) => `ip saddr ${cidr} ip daddr ${podCidr} oifname != ${bridge} accept`),
         `ip saddr ${cidr} oifname != ${bridge} masquerade`,
         `ip saddr ${cidr} ip daddr ${cidr} oifname ${bridge} ct status dnat masquerade`,
         `ip saddr 127.0.0.0/8 oifname ${bridge} masquerade`,

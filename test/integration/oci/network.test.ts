@@ -123,6 +123,31 @@ describe.skipIf(missing !== undefined)("machine network", () => {
     await network.ensure();
   });
 
+  test.each([
+    ["of other hosts, its own, though it reaches nothing else", "deny", true],
+    ["outside, this host's", "allow", false],
+  ] as const)("pods see of a machine, as an address: %s", async (_where, outbound, isPods) => {
+    const outsideOptions = testNetwork(await mkdtemp(join(tmpdir(), "vmlet-network-")));
+    const outside = new HostNetwork(outsideOptions);
+    const target = await outside.attachNamespace("target");
+    const abort = new AbortController();
+    const server = `require("net").createServer(s=>s.on("error",()=>{}).end(s.remoteAddress)).listen(8080,"0.0.0.0")`;
+    const serving = run("nsenter", [`--net=${target.netns}`, process.execPath, "-e", server], {
+      signal: abort.signal,
+    }).catch(() => undefined);
+    await expect.poll(() => reaches(target, "127.0.0.1", 8080), { timeout: 10_000 }).toBe(true);
+    const policy = new HostNetwork({ ...options, outbound, podCidrs: isPods ? [outsideOptions.cidr!] : [] });
+    const machine = await policy.attachNamespace("a");
+    const client = `require("net").connect(8080,"${target.address}").pipe(process.stdout)`;
+    const { stdout } = await inside(machine, process.execPath, "-e", client);
+    expect(stdout.toString()).toBe(isPods ? machine.address : target.gateway);
+    abort.abort();
+    await serving;
+    await outside.remove();
+    network = new HostNetwork(options);
+    await network.ensure();
+  });
+
   test("denied ranges are not reached even when the outside is", async () => {
     const outsideOptions = testNetwork(await mkdtemp(join(tmpdir(), "vmlet-network-")));
     const outside = new HostNetwork(outsideOptions);

@@ -101,6 +101,10 @@ test.each([
     "engine.network.denyCidrs[0]: must be an IPv4 range",
   ],
   [
+    "listen: { port: 1 }\nengine: { type: cri, network: { podCidrs: [10.96.0.1] } }",
+    "engine.network.podCidrs[0]: must be an IPv4 range",
+  ],
+  [
     "listen: { port: 1 }\nengine: { type: oci, images: { gc: { highPercent: 70 } } }",
     "engine.images.gc.lowPercent: 80 must not be above highPercent (70)",
   ],
