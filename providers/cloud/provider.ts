@@ -94,6 +94,11 @@ interface Known {
   version?: number | undefined;
 }
 
+/** What a guest has that is gone with its VM. */
+const GUESTS_OWN = [
+  ...(["volumes.persistent", "volumes.block", "volumes.clone", "volumes.force_release"] as const),
+  "images.prewarm",
+] as const;
 const EVENTS_KEPT = 10_000;
 /** Machines that are looked at at the same time. */
 const ABREAST = 16;
@@ -168,9 +173,7 @@ export class CloudProvider implements Provider {
     const all = new Set<Capability>([...capabilities, "events", "delete_if_absent", "instance_types"]);
     // A guest's is that of one VM.
     all.delete("capacity");
-    // Those that a guest would have are gone with its VM.
-    for (const each of ["volumes.persistent", "volumes.block", "volumes.clone", "volumes.force_release"] as const)
-      all.delete(each);
+    for (const each of GUESTS_OWN) all.delete(each);
     return [...all];
   }
 

@@ -18,7 +18,7 @@ export function kindOf({ method, path }: Call): CallKind {
   if (path === "/v1/info") return "info";
   if (path === "/v1/capacity") return "capacity";
   if (path === "/v1/stats") return "stats";
-  if (path === "/v1/machines" || path === "/v1/volumes") return "list";
+  if (["/v1/machines", "/v1/volumes", "/v1/images"].includes(path)) return "list";
   switch (method) {
     case "PUT":
       return "create";
@@ -44,6 +44,7 @@ export function asProviderError(thrown: unknown, call: Pick<Call, "method" | "pa
   });
 }
 
+export const imagePath = (id: string): string => `/v1/images/${encodeURIComponent(id)}`;
 export const volumePath = (id: string): string => `/v1/volumes/${encodeURIComponent(id)}`;
 export const machinePath = (id: string): string => `/v1/machines/${encodeURIComponent(id)}`;
 export const containerPath = (id: string, container: string): string =>

@@ -10,6 +10,7 @@ import {
   CAPABILITIES,
   type Capability,
   type Exchange,
+  type ImageProvider,
   type LogLine,
   type LogOptions,
   type Machine,
@@ -32,6 +33,7 @@ import { partViolation, violation } from "../../src/provider/contract/document.t
 import { type Call, containerPath, labelQuery, machinePath, streamQuery } from "./call.ts";
 import { MachineApiClient } from "./client.ts";
 import { recordBatches, serverSentEvents } from "./event-stream.ts";
+import { HttpVmImages } from "./images.ts";
 import { InvalidReplyError } from "./invalid-reply.ts";
 import { Judge } from "./judge.ts";
 import { isRecord, tryParse, type Parsed } from "./json.ts";
@@ -51,6 +53,7 @@ export class HttpVmProvider implements Provider {
   readonly #judge: Judge;
   readonly #lists: MachineLists;
   readonly volumes: VolumeProvider;
+  readonly images: ImageProvider;
   readonly #pods = new PodNames();
 
   /** @throws TypeError when the url cannot be used */
@@ -68,6 +71,7 @@ export class HttpVmProvider implements Provider {
     });
     this.#lists = new MachineLists(this.#client, this.#judge, this.#limits);
     this.volumes = new HttpVmVolumes(this.#client, this.#judge, this.#limits);
+    this.images = new HttpVmImages(this.#client, this.#judge);
   }
 
   async getInfo({ signal }: CallOptions): Promise<ProviderInfo> {

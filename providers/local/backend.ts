@@ -21,6 +21,7 @@ import {
   evictionOf,
   isLoopback,
   logBytesOf,
+  prewarmOf,
   secretBytesOf,
   shutdownGraceOf,
   systemReservedOf,
@@ -111,6 +112,7 @@ export async function startBackend(config: BackendConfig, options: BackendOption
     logMaxFiles: config.logs.maxFiles,
     capacity,
     eviction: evictionOf(config),
+    prewarm: prewarmOf(config),
     plugins: "plugins" in config.engine ? config.engine.plugins : undefined,
   });
   try {

@@ -12,6 +12,7 @@ import {
 } from "../../src/provider/kit/index.ts";
 import { VERBS } from "../http-vm/server/scope.ts";
 import { engineSchema } from "./engines/index.ts";
+import type { PrewarmOptions } from "./images/prewarmed.ts";
 import type { EvictionOptions, ShutdownGrace } from "./host-care.ts";
 import { parseAmount, SIGNALS, thresholdsOf } from "./pressure/thresholds.ts";
 
@@ -64,7 +65,7 @@ const clientSchema = z.strictObject({
     .min(1)
     .optional()
     .describe(
-      "read: machines, volumes, events, stats. logs. write: create, change, stop, delete machines. exec: also attach. port_forward. volumes: create, change, reserve, delete them. host: machines of the namespaces of engine.host, with what that gives. Absent: all but host; with nodes, all but host and volumes.",
+      "read: machines, volumes, events, stats. logs. write: create, change, stop, delete machines. exec: also attach. port_forward. volumes: create, change, reserve, delete them. images: say which are kept ready. host: machines of the namespaces of engine.host, with what that gives. Absent: all but host and images; with nodes, but volumes too.",
     ),
 });
 
@@ -222,6 +223,27 @@ export const backendConfigSchema = z
       .describe(
         "Whether volumes that outlive machines are offered, where the engine has them. false where stateDir may be gone before they are, as in a container: a cluster would count on what is lost. Volumes that machines have stay theirs. Default true.",
       ),
+    prewarm: z
+      .strictObject({
+        images: z
+          .array(z.string().min(1).max(1024))
+          .max(1000)
+          .optional()
+          .describe("Images to pull before a machine asks for them, without credentials."),
+        maxImages: z
+          .int()
+          .min(0)
+          .max(1000)
+          .default(100)
+          .describe("How many images are kept ready, with those of clients (/v1/images). Default 100."),
+        maxSize: quantity
+          .optional()
+          .describe("How many bytes they may have together. Default: a quarter of the disk that images are on."),
+      })
+      .prefault({})
+      .describe(
+        "Images that are kept ready: pulled ahead, and not removed to free disk for as long as they are listed here or by a client. Engines oci, cri and vm.",
+      ),
     startConcurrency: z
       .int()
       .min(1)
@@ -254,7 +276,7 @@ export const backendConfigSchema = z
       .default("info")
       .describe("Lowest level of log lines that are written."),
   })
-  .superRefine(({ listen, tokenFile, clients = [], tls, shutdown }, context) => {
+  .superRefine(({ listen, tokenFile, clients = [], tls, shutdown, engine, prewarm }, context) => {
     const fault = (path: (string | number)[], message: string) => context.addIssue({ code: "custom", path, message });
     if ("socket" in listen && tls !== undefined)
       fault(["tls"], "is for an address and port: a socket cannot be overheard");
@@ -266,6 +288,8 @@ export const backendConfigSchema = z
         "every program of this host would run commands in any machine: set tokenFile (openssl rand -hex 32 > FILE), clients or " +
           "tls.clientCaFile, or listen on a socket, which only its owner can open: { socket: /run/vmlet/backend.sock }",
       );
+    if (engine.type === "process" && (prewarm.images?.length ?? 0) > 0)
+      fault(["prewarm", "images"], "engine process has no images: name another engine, or leave this out");
     if ((shutdown.criticalSeconds ?? 0) > shutdown.graceSeconds)
       fault(["shutdown", "criticalSeconds"], `must not be more than graceSeconds (${shutdown.graceSeconds})`);
     clients.forEach((client, index) => {
@@ -346,6 +370,10 @@ export function evictionOf({ eviction, engine }: BackendConfig): EvictionOptions
     maxPodGraceMs: maxPodGraceSeconds * 1000,
     transitionMs: transitionSeconds * 1000,
   };
+}
+
+export function prewarmOf({ prewarm: { images, maxImages, maxSize } }: BackendConfig): PrewarmOptions {
+  return { images, maxImages, maxBytes: maxSize === undefined ? undefined : bytesOf(maxSize) };
 }
 
 /** Absent: the host decides. */

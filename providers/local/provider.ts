@@ -23,6 +23,7 @@ import {
   type DeleteOptions,
   type Clock,
   goArchitecture,
+  type ImageProvider,
   isSubset,
   linkAbort,
   type Logger,
@@ -58,9 +59,10 @@ import type { Engine, HostProblem, Shims } from "./engine.ts";
 import { type EvictionOptions, HostCare, type ShutdownGrace } from "./host-care.ts";
 import { findTool } from "./host/command.ts";
 import { HostPlugins, type PluginOptions } from "./plugins/host-plugins.ts";
+import { type PrewarmOptions, type PrewarmedImages, prewarmedOf } from "./images/prewarmed.ts";
 import { lockFile } from "./host/lock.ts";
 import { TornFiles } from "./host/torn-files.ts";
-import { type MachineRecord, recordOfLost, whatIsKnown } from "./machine/record.ts";
+import { imageLocations, type MachineRecord, recordOfLost, whatIsKnown } from "./machine/record.ts";
 import { patchedSpec, SecretBudget, secretBytes } from "./machine/secret-budget.ts";
 import { type KeptMachine, MachineStore } from "./machine/machine-store.ts";
 import { assertId, validateSpec } from "./machine/valid-spec.ts";
@@ -90,6 +92,8 @@ interface LocalProviderOptions {
   eviction?: EvictionOptions | undefined;
   /** Absent: plugins of this host are not served. */
   plugins?: PluginOptions | undefined;
+  /** Which images are kept ready, where the engine has any. */
+  prewarm?: PrewarmOptions | undefined;
   /** For tests; default: what this host has left. */
   observe?: (() => Promise<Observations>) | undefined;
   /** For tests; default: shim processes. */
@@ -135,6 +139,8 @@ export class LocalProvider implements Provider {
   /** Absent: the engine has none. Machines keep theirs though none are offered any more. */
   readonly #volumes: LocalVolumes | undefined;
   readonly volumes?: VolumeProvider;
+  readonly #prewarmed: PrewarmedImages | undefined;
+  readonly images: ImageProvider | undefined;
   readonly #context: SupervisorContext;
   readonly #closed = new AbortController();
   /** Descriptor of the state directory's lock. */
@@ -154,6 +160,8 @@ export class LocalProvider implements Provider {
     this.#capabilities = () => capabilitiesOf(options, this.#care);
     this.#volumes = volumesOf(options, this.#supervisors);
     if (this.#volumes !== undefined && options.persistentVolumes !== false) this.volumes = this.#volumes.api;
+    this.#prewarmed = prewarmedOf(options, () => this.#retainImages());
+    this.images = this.#prewarmed?.api;
     this.#context = {
       engine: options.engine,
       volumes: this.#volumes,
@@ -190,10 +198,7 @@ export class LocalProvider implements Provider {
     const { machines, remnants } = this.#store.load();
     await this.#engine.sweep(new Set(machines.map(({ id }) => id)));
     for (const id of remnants) {
-      this.#options.logger.info(
-        { machine: id },
-        "What is left of a machine that was deleted, or never created, is removed",
-      );
+      this.#options.logger.info({ machine: id }, "What is left of a machine that is gone, or never was, is removed");
       this.#remove(id);
     }
     for (const kept of machines) {
@@ -208,6 +213,7 @@ export class LocalProvider implements Provider {
     if (machines.length > 0)
       this.#options.logger.info({ machines: machines.length }, "Found the machines of the former backend");
     void this.#volumes?.watch(this.#closed.signal);
+    this.#prewarmed?.start();
     this.#prune();
   }
 
@@ -251,11 +257,8 @@ export class LocalProvider implements Provider {
 
   /** Spares the images of all machines from the engine's garbage collection. */
   #retainImages(): void {
-    const { images } = this.#engine;
-    if (images?.retain === undefined) return;
-    const records = [...this.#supervisors.values()].flatMap(({ record }) => Object.values(record.containers));
-    const inUse = records.flatMap(({ image, imageVolumes }) => [image, ...Object.values(imageVolumes ?? {})]);
-    images.retain(new Set(inUse.flatMap((image) => image?.location ?? [])));
+    const inUse = [...this.#supervisors.values()].flatMap(({ record }) => imageLocations(record));
+    this.#engine.images?.retain?.(new Set([...inUse, ...(this.#prewarmed?.locations() ?? [])]));
   }
 
   #prune(): void {
@@ -491,6 +494,7 @@ export class LocalProvider implements Provider {
     this.#cancelPrune();
     for (const cancel of this.#retries) cancel();
     await Promise.all([...this.#supervisors.values()].map((supervisor) => supervisor.close()));
+    await this.#prewarmed?.close();
     await this.#plugins?.close();
     await this.#engine.close();
     closeSync(this.#lock);

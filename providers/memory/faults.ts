@@ -32,7 +32,11 @@ export type Operation =
   | "deleteVolume"
   | "reserveVolume"
   | "releaseVolume"
-  | "getVolumeCapacity";
+  | "getVolumeCapacity"
+  | "createImage"
+  | "getImage"
+  | "listImages"
+  | "deleteImage";
 
 export type Fault =
   /** Nothing is done. */

@@ -14,6 +14,7 @@ import {
   type Clock,
   CONTAINER_CAPABILITIES,
   goArchitecture,
+  type ImageProvider,
   isSubset,
   linkAbort,
   type LogLine,
@@ -49,6 +50,7 @@ import type { Behaviour, ImagePolicy, MemoryContainer } from "./container.ts";
 import { chooseDevices, type Devices } from "./devices.ts";
 import { addressOf, DEFAULT_CAPACITY, defaultBehaviour, defaultImages, sampleOf } from "./defaults.ts";
 import { underFault, type Fault, type FaultPlan, type Operation } from "./faults.ts";
+import { memoryImages } from "./images.ts";
 import type { ForcedEnd, Instance } from "./instance.ts";
 import { MemoryMachine, type Stages } from "./machine.ts";
 import { attachTo, execIn } from "./streams.ts";
@@ -63,6 +65,7 @@ export const MEMORY_CAPABILITIES: readonly Capability[] = [
   "volumes.persistent",
   "volumes.clone",
   "volumes.force_release",
+  "images.prewarm",
 ];
 
 export interface MemoryProviderOptions {
@@ -100,6 +103,7 @@ export class MemoryProvider implements Provider {
   readonly #closed = new AbortController();
   readonly #volumes: MemoryVolumes;
   readonly volumes: VolumeProvider;
+  readonly images: ImageProvider;
   #addresses = 0;
 
   constructor(options: MemoryProviderOptions = {}) {
@@ -116,6 +120,15 @@ export class MemoryProvider implements Provider {
       call: (operation, id, signal, effect) => this.#volumeCall(operation, id, signal, effect),
     });
     this.volumes = this.#volumes.api;
+    this.images = memoryImages({
+      clock: this.#clock,
+      policy: options.images ?? defaultImages,
+      call: (operation, id, signal, effect) =>
+        this.#call(operation, id, signal, () => {
+          this.#assertCapable("images.prewarm");
+          return effect();
+        }),
+    });
   }
 
   getInfo({ signal }: CallOptions): Promise<ProviderInfo> {

@@ -67,6 +67,10 @@ const commands: CommandTable = {
     summary: "begin a configuration file, and explain its fields",
     build: async () => (await import("./config.ts")).configCommand(),
   },
+  images: {
+    summary: "pull images before machines ask for them, and keep them",
+    build: async () => (await import("./images.ts")).imagesCommand(),
+  },
   conformance: {
     summary: "hold a Machine API to its contract",
     build: async () => (await import("./conformance.ts")).conformanceCommand(),

@@ -64,6 +64,8 @@ export const CAPABILITIES = {
   host_network: "the host's network in place of an own",
   host_pid: "the host's processes",
   host_ipc: "the host's IPC namespace",
+  // what machines begin with
+  "images.prewarm": "images that are pulled before a machine asks for them, and kept",
   // placement
   instance_types: "named sizes",
 } as const;

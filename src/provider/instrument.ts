@@ -31,6 +31,13 @@ const VOLUME_CALLS: Readonly<Record<string, string>> = {
   release: "release_volume",
   getCapacity: "get_volume_capacity",
 };
+/** Calls for images. */
+const IMAGE_CALLS: Readonly<Record<string, string>> = {
+  create: "create_image",
+  get: "get_image",
+  list: "list_images",
+  delete: "delete_image",
+};
 /** Calls that open a session, for as long as the client that asked for it waits. */
 const SESSIONS: Readonly<Record<string, string>> = { exec: "exec", attach: "attach", portForward: "port_forward" };
 
@@ -49,6 +56,8 @@ function instrumented<T extends object>(
       const member: unknown = Reflect.get(target, property, target);
       if (property === "volumes" && typeof member === "object" && member !== null)
         return instrumented(member, VOLUME_CALLS, metrics, clock);
+      if (property === "images" && typeof member === "object" && member !== null)
+        return instrumented(member, IMAGE_CALLS, metrics, clock);
       if (typeof member !== "function") return member;
       const call = member as (...args: unknown[]) => unknown;
       const name = String(property);

@@ -22,6 +22,7 @@ import type {
   RuntimeHandler,
   UnknownMachine,
 } from "./machine.ts";
+import type { ImageProvider } from "./image.ts";
 import type { VolumeClass, VolumeProvider } from "./volume.ts";
 
 /** Every call takes a signal; when it aborts, the call rejects soon and whatever it held is released. */
@@ -187,6 +188,8 @@ export interface Provider {
   portForward?(id: string, port: number, options: CallOptions): Promise<Duplex>;
   /** Capability `volumes.persistent`. */
   readonly volumes?: VolumeProvider;
+  /** Capability `images.prewarm`. */
+  readonly images?: ImageProvider | undefined;
   /** Releases connections and timers. Machines live on. */
   close(): Promise<void>;
 }

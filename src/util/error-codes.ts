@@ -36,6 +36,10 @@ export const ERROR_CODES: Readonly<Record<string, CodeMeaning>> = {
     meaning: "A backend breaks a rule of the Machine API: `vmlet conformance` expected one thing and another came.",
     cure: "Change the backend; the rule stands in the contract beside the operation that the check names.",
   },
+  IMAGES: {
+    meaning: "`vmlet images` was asked for an image that the backend could not pull in time, or does not keep.",
+    cure: "Read what the line above it says: a name that is misspelt, credentials (`--auth-file`), a registry that is away, or no room (`prewarm.maxSize`).",
+  },
   CONTAINER: {
     meaning:
       "A container cannot start (yet). The reason is one of the kubelet's waiting reasons and stands in the pod's status.",

@@ -25,6 +25,7 @@ import {
   watching,
 } from "./mutant-kinds.ts";
 import { MORE_MUTANTS } from "./mutants-more.ts";
+import { IMAGE_MUTANTS } from "./mutants-images.ts";
 import { RESTARTED_MUTANTS } from "./mutants-restarted.ts";
 import { VOLUME_MUTANTS } from "./mutants-volumes.ts";
 
@@ -40,6 +41,7 @@ export const MUTANTS: Record<string, Mutant> = {
   ...MORE_MUTANTS,
   ...RESTARTED_MUTANTS,
   ...VOLUME_MUTANTS,
+  ...IMAGE_MUTANTS,
   "info/says-what-it-is": {
     provider: (sound) => ({ getInfo: async (options) => ({ ...(await sound.getInfo(options)), version: "" }) }),
   },

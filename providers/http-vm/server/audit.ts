@@ -22,7 +22,8 @@ export type AuditedAction =
   | "exec"
   | "attach"
   | "port-forward"
-  | `${"create" | "resize" | "delete" | "reserve" | "release"}-volume`;
+  | `${"create" | "resize" | "delete" | "reserve" | "release"}-volume`
+  | `${"create" | "delete"}-image`;
 
 /** A route that may be audited. */
 export interface AuditedRoute extends RoutePattern {

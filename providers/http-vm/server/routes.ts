@@ -2,6 +2,7 @@
 import type { AuditedAction } from "./audit.ts";
 import { getCapacity, getInfo, getStats } from "./endpoints/backend.ts";
 import { getEvents } from "./endpoints/events.ts";
+import { deleteImage, getImage, listImages, putImage } from "./endpoints/image.ts";
 import { listMachines } from "./endpoints/list.ts";
 import { getLogs } from "./endpoints/logs.ts";
 import { deleteMachine, getMachine, patchMachine, putMachine, stopMachine } from "./endpoints/machine.ts";
@@ -40,6 +41,10 @@ export const ROUTES: readonly Route[] = [
   route("PUT", "/v1/volumes/:id/reservations/:reservation", reserveVolume, "reserve-volume"),
   route("DELETE", "/v1/volumes/:id/reservations/:reservation", releaseVolume, "release-volume"),
   route("GET", "/v1/volume-capacity", getVolumeCapacity),
+  route("GET", "/v1/images", listImages),
+  route("GET", "/v1/images/:id", getImage),
+  route("PUT", "/v1/images/:id", putImage, "create-image"),
+  route("DELETE", "/v1/images/:id", deleteImage, "delete-image"),
   route("GET", "/v1/events", getEvents),
   route("GET", "/v1/stats", getStats),
   route("GET", "/v1/info", getInfo),

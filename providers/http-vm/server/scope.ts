@@ -10,6 +10,7 @@ import {
   type CallOptions,
   type DeleteOptions,
   clusterPrefix,
+  type ImageProvider,
   isProviderError,
   LABEL_CLUSTER,
   LABEL_NODE,
@@ -29,13 +30,14 @@ import {
   volumeClaims,
   type VolumeProvider,
 } from "../../../src/provider/kit/index.ts";
+import { scopedImages } from "./scope-images.ts";
 import { scopedVolumes } from "./scope-volumes.ts";
 
-export const VERBS = ["read", "logs", "write", "exec", "port_forward", "volumes", "host"] as const;
+export const VERBS = ["read", "logs", "write", "exec", "port_forward", "volumes", "images", "host"] as const;
 /**
  * read: machines, events, stats, capacity. logs: what containers wrote. write: create, change, stop and delete
  * machines. exec: run commands and attach. port_forward: connect to ports. volumes: create, let grow, reserve, release
- * and delete volumes. host: make machines that need what the backend reserves for some namespaces; which one a machine
+ * and delete volumes. images: say which the host keeps ready. host: make machines that need what the backend reserves for some namespaces; which one a machine
  * is of is the client's word.
  */
 export type Verb = (typeof VERBS)[number];
@@ -45,7 +47,7 @@ export interface Scope {
   clusters?: readonly string[] | undefined;
   /** Names of nodes. Absent: all. */
   nodes?: readonly string[] | undefined;
-  /** Absent: all but `host`, and but `volumes` where there are `nodes`: a volume is no node's. */
+  /** Absent: all but `host` and `images`, and but `volumes` where there are `nodes`: a volume is no node's. */
   verbs?: readonly Verb[] | undefined;
 }
 
@@ -68,6 +70,7 @@ class ScopedProvider implements Provider {
   readonly attach?: NonNullable<Provider["attach"]>;
   readonly portForward?: NonNullable<Provider["portForward"]>;
   readonly volumes?: VolumeProvider;
+  readonly images?: ImageProvider;
   readonly #provider: Provider;
   readonly #client: string;
   readonly #verbs: readonly Verb[];
@@ -78,7 +81,7 @@ class ScopedProvider implements Provider {
     this.name = provider.name;
     this.#provider = provider;
     this.#client = client;
-    const byName: readonly Verb[] = nodes === undefined ? ["host"] : ["host", "volumes"];
+    const byName: readonly Verb[] = ["host", "images", ...(nodes === undefined ? [] : (["volumes"] as const))];
     this.#verbs = verbs ?? VERBS.filter((verb) => !byName.includes(verb));
     this.#allowed = [
       ...(clusters === undefined ? [] : [[LABEL_CLUSTER, new Set(clusters.map(clusterPrefix))] as const]),
@@ -128,6 +131,13 @@ class ScopedProvider implements Provider {
         clusters: clusters && new Set(clusters.map(clusterPrefix)),
         mayRead: this.#verbs.includes("read"),
         mayWrite: this.#verbs.includes("volumes"),
+        refusal: (what) => this.#refusal(what),
+      });
+    if (provider.images !== undefined)
+      this.images = scopedImages(provider.images, {
+        clusters: clusters && new Set(clusters.map(clusterPrefix)),
+        mayRead: this.#verbs.includes("read"),
+        mayWrite: this.#verbs.includes("images"),
         refusal: (what) => this.#refusal(what),
       });
   }

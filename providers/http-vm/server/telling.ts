@@ -14,6 +14,7 @@ import {
   type MachineStats,
   MAX_GROUPS,
   type PersistentVolume,
+  type PrewarmedImage,
   type UnknownMachine,
 } from "../../../src/provider/kit/index.ts";
 
@@ -176,6 +177,17 @@ export function volumeJson(volume: PersistentVolume): string {
     size_bytes: count(size_bytes),
     attachments: attachments.slice(0, HOLDERS),
     reservations: reservations.slice(0, HOLDERS),
+  });
+}
+
+/** An image that is kept ready, as JSON that is valid. */
+export function imageJson(image: PrewarmedImage): string {
+  const { image_id, size_bytes } = image;
+  return JSON.stringify({
+    ...image,
+    ...cutTexts(image, MESSAGE_BYTES),
+    ...(image_id !== undefined && { image_id: cut(image_id, NAME_BYTES) }),
+    ...(size_bytes !== undefined && { size_bytes: count(size_bytes) }),
   });
 }
 

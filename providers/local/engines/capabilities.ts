@@ -31,6 +31,7 @@ export const OCI_CAPABILITIES: readonly Capability[] = [
   "host_ports",
   "sysctls",
   "ephemeral_storage_limits",
+  "images.prewarm",
 ];
 
 /** Disks in files, where the host has what they need. None is a block device: ../volumes/loop-files.ts says why. */

@@ -189,3 +189,12 @@ export function newRecord(id: string, spec: MachineSpec, host: string, now: numb
     noticeSeq: 0,
   };
 }
+
+/** Where the images are that a machine's containers have. */
+export function imageLocations({ containers }: Pick<MachineRecord, "containers">): string[] {
+  const images = Object.values(containers).flatMap(({ image, imageVolumes = {} }) => [
+    image,
+    ...Object.values(imageVolumes),
+  ]);
+  return images.flatMap((image) => image?.location ?? []);
+}

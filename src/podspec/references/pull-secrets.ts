@@ -92,13 +92,18 @@ function parsePullSecret(type: string | undefined, data: Readonly<Record<string,
   const isJson = data[".dockerconfigjson"] !== undefined && type !== "kubernetes.io/dockercfg";
   const text = isJson ? data[".dockerconfigjson"] : data[".dockercfg"];
   if (text === undefined) return undefined;
+  return parseDockerConfig(Buffer.from(text, "base64").toString("utf8"), { hasAuths: isJson });
+}
+
+/** @param hasAuths the registries are below `auths`, as in config.json; else at the top. Undefined: it is not JSON */
+export function parseDockerConfig(json: string, { hasAuths = true } = {}): RegistryAuth[] | undefined {
   let config: unknown;
   try {
-    config = JSON.parse(Buffer.from(text, "base64").toString("utf8"));
+    config = JSON.parse(json);
   } catch {
     return undefined;
   }
-  const entries = isJson ? (asRecord(config)["auths"] ?? {}) : config;
+  const entries = hasAuths ? (asRecord(config)["auths"] ?? {}) : config;
   return Object.entries(asRecord(entries)).flatMap(([location, entry]) => {
     const parsed = parseEntry(location, asRecord(entry));
     return parsed === undefined ? [] : [parsed];

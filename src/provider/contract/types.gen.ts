@@ -359,6 +359,59 @@ export interface paths {
     patch?: never;
     trace?: never;
   };
+  "/v1/images": {
+    parameters: {
+      query?: never;
+      header?: never;
+      path?: never;
+      cookie?: never;
+    };
+    /**
+     * The images that are kept ready and carry the labels
+     * @description All of them in one reply, in the order of the ids. A backend keeps no more than 1000.
+     */
+    get: operations["listImages"];
+    put?: never;
+    post?: never;
+    delete?: never;
+    options?: never;
+    head?: never;
+    patch?: never;
+    trace?: never;
+  };
+  "/v1/images/{id}": {
+    parameters: {
+      query?: never;
+      header?: {
+        /** @description Echoed in the reply. */
+        "X-Request-Id"?: components["parameters"]["RequestId"];
+      };
+      path: {
+        id: components["parameters"]["MachineId"];
+      };
+      cookie?: never;
+    };
+    /**
+     * One image that is kept ready
+     * @description As it is now. There is no waiting for it, as for a machine; a client asks again.
+     */
+    get: operations["getImage"];
+    /**
+     * Pull an image, and keep it until it is deleted
+     * @description So that machines need not wait for it. Idempotent: the same id with the same image and labels is the same; another image or other labels are `conflict`, and with more images than the backend keeps it is `quota`. The reply comes at once, in state `pulling` where the image is not here; what cannot be pulled is tried again for as long as it is listed (`waiting`, with the reason), and at once when the `PUT` is repeated, which is also how other credentials are given. What is `ready` is not removed to free disk. That it is here gives nobody a right to it: a machine whose own credentials the registry would not take has it no sooner than without. An id may be used again after its deletion.
+     */
+    put: operations["putImage"];
+    post?: never;
+    /**
+     * Keep an image no longer
+     * @description Idempotent, and 204 for an id that never existed as well. A pull that is under way is given up. The image itself goes when the disk is needed and no machine has it. `conflict` for one that the backend's own configuration lists.
+     */
+    delete: operations["deleteImage"];
+    options?: never;
+    head?: never;
+    patch?: never;
+    trace?: never;
+  };
   "/v1/stats": {
     parameters: {
       query?: never;
@@ -553,6 +606,7 @@ export interface components {
        *     | `host_network` | the host's network in place of an own |
        *     | `host_pid` | the host's processes |
        *     | `host_ipc` | the host's IPC namespace |
+       *     | `images.prewarm` | images that are pulled before a machine asks for them, and kept |
        *     | `instance_types` | named sizes |
        */
       capabilities: string[];
@@ -1630,6 +1684,62 @@ export interface components {
       /** @description Of one volume. */
       maximum_bytes?: components["schemas"]["Count"];
     };
+    /**
+     * @example {
+     *       "labels": {
+     *         "vmlet.dev/cluster": "c1"
+     *       },
+     *       "image": "registry.example/app:1.4"
+     *     }
+     */
+    PrewarmSpec: {
+      /** @description Lists select by them. vmlet's is `vmlet.dev/cluster`. */
+      labels: components["schemas"]["Labels"];
+      /** @description A reference, as a container's. */
+      image: string;
+      /** @description For the registry. Never shown, and not kept beyond the backend's process. */
+      registry_auth?: components["schemas"]["RegistryAuth"][];
+    };
+    /**
+     * @example {
+     *       "id": "app-1.4",
+     *       "labels": {
+     *         "vmlet.dev/cluster": "c1"
+     *       },
+     *       "image": "registry.example/app:1.4",
+     *       "state": "ready",
+     *       "image_id": "registry.example/app@sha256:2d79d28a",
+     *       "size_bytes": 73400320,
+     *       "created_at": "2026-10-06T00:17:08.120Z"
+     *     }
+     */
+    PrewarmedImage: {
+      id: components["schemas"]["MachineId"];
+      labels: components["schemas"]["Labels"];
+      /** @description As it was asked for. */
+      image: string;
+      /**
+       * @description `pulling`: on its way. `ready`: here whole, and kept. `waiting`: it could not be had, as `reason` and `message` say, and is tried again.
+       * @enum {string}
+       */
+      state: "pulling" | "ready" | "waiting";
+      /** @description Of `waiting`: `ErrImagePull`, `Quota`, ... */
+      reason?: string;
+      message?: string;
+      /** @description Of `ready`: which image the reference meant. */
+      image_id?: string;
+      /** @description Of `ready`, where it is known. */
+      size_bytes?: components["schemas"]["Count"];
+      created_at: components["schemas"]["Time"];
+    };
+    /**
+     * @example {
+     *       "items": []
+     *     }
+     */
+    PrewarmedImageList: {
+      items: components["schemas"]["PrewarmedImage"][];
+    };
     /** @description How often a probe of a container came out which way, since the container started. */
     ProbeTally: {
       /** @enum {unknown} */
@@ -1702,6 +1812,16 @@ export interface components {
       };
       content: {
         "application/json": components["schemas"]["PersistentVolume"];
+      };
+    };
+    /** @description The image as it is now. */
+    PrewarmedImage: {
+      headers: {
+        "X-Request-Id": components["headers"]["X-Request-Id"];
+        [name: string]: unknown;
+      };
+      content: {
+        "application/json": components["schemas"]["PrewarmedImage"];
       };
     };
     /** @description Done, or under way and certain to happen. No body. */
@@ -2279,6 +2399,92 @@ export interface operations {
       default: components["responses"]["Error"];
     };
   };
+  listImages: {
+    parameters: {
+      query?: {
+        /** @description `key=value`; repeated, and a machine must carry all of them. */
+        label?: components["parameters"]["Label"];
+      };
+      header?: {
+        /** @description Echoed in the reply. */
+        "X-Request-Id"?: components["parameters"]["RequestId"];
+      };
+      path?: never;
+      cookie?: never;
+    };
+    requestBody?: never;
+    responses: {
+      /** @description The images. */
+      200: {
+        headers: {
+          "X-Request-Id": components["headers"]["X-Request-Id"];
+          [name: string]: unknown;
+        };
+        content: {
+          "application/json": components["schemas"]["PrewarmedImageList"];
+        };
+      };
+      default: components["responses"]["Error"];
+    };
+  };
+  getImage: {
+    parameters: {
+      query?: never;
+      header?: {
+        /** @description Echoed in the reply. */
+        "X-Request-Id"?: components["parameters"]["RequestId"];
+      };
+      path: {
+        id: components["parameters"]["MachineId"];
+      };
+      cookie?: never;
+    };
+    requestBody?: never;
+    responses: {
+      200: components["responses"]["PrewarmedImage"];
+      default: components["responses"]["Error"];
+    };
+  };
+  putImage: {
+    parameters: {
+      query?: never;
+      header?: {
+        /** @description Echoed in the reply. */
+        "X-Request-Id"?: components["parameters"]["RequestId"];
+      };
+      path: {
+        id: components["parameters"]["MachineId"];
+      };
+      cookie?: never;
+    };
+    requestBody: {
+      content: {
+        "application/json": components["schemas"]["PrewarmSpec"];
+      };
+    };
+    responses: {
+      200: components["responses"]["PrewarmedImage"];
+      default: components["responses"]["Error"];
+    };
+  };
+  deleteImage: {
+    parameters: {
+      query?: never;
+      header?: {
+        /** @description Echoed in the reply. */
+        "X-Request-Id"?: components["parameters"]["RequestId"];
+      };
+      path: {
+        id: components["parameters"]["MachineId"];
+      };
+      cookie?: never;
+    };
+    requestBody?: never;
+    responses: {
+      204: components["responses"]["Accepted"];
+      default: components["responses"]["Error"];
+    };
+  };
   getStats: {
     parameters: {
       query?: {
@@ -2340,4 +2546,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: 01a0fd26c203b7db8485cbb85e06ea2dd74631a132157617ec966fa0dd7b8a26
+// sha256 of openapi.yaml: 666564686663af88730661d6b421c4891b20ca7cd2b339e63c043a152f1dfabb

@@ -18,6 +18,7 @@ import { DISRUPTION_CHECKS } from "./checks/disruption.ts";
 import { DEVICE_CHECKS } from "./checks/devices.ts";
 import { EVENT_CHECKS } from "./checks/events.ts";
 import { HTTP_CHECKS } from "./checks/http.ts";
+import { IMAGE_CHECKS, IMAGE_RESTART_CHECKS } from "./checks/images.ts";
 import { LIFECYCLE_CHECKS } from "./checks/lifecycle.ts";
 import { LIST_CHECKS } from "./checks/lists.ts";
 import { LOG_BYTE_CHECKS } from "./checks/log-bytes.ts";
@@ -46,6 +47,7 @@ export const CHECKS: readonly Check[] = [
   ...VOLUME_CHECKS,
   ...PERSISTENT_VOLUME_CHECKS,
   ...FORCED_VOLUME_CHECKS,
+  ...IMAGE_CHECKS,
   ...LOG_CHECKS,
   ...LOG_BYTE_CHECKS,
   ...EVENT_CHECKS,
@@ -53,6 +55,7 @@ export const CHECKS: readonly Check[] = [
   ...SESSION_CHECKS,
   ...HTTP_CHECKS,
   ...DISK_RESTART_CHECKS,
+  ...IMAGE_RESTART_CHECKS,
   ...BACKEND_RESTART_CHECKS,
 ];
 

@@ -48,6 +48,7 @@ export class CheckContext {
   #script: string | undefined;
   readonly #ids: string[] = [];
   readonly #volumeIds: string[] = [];
+  readonly #imageIds: string[] = [];
 
   constructor(options: {
     provider: Provider;
@@ -91,6 +92,13 @@ export class CheckContext {
   volumeId(): string {
     const id = `${this.#prefix}-disk-${this.#volumeIds.length}`;
     this.#volumeIds.push(id);
+    return id;
+  }
+
+  /** And of an image that is kept ready. */
+  imageId(): string {
+    const id = `${this.#prefix}-image-${this.#imageIds.length}`;
+    this.#imageIds.push(id);
     return id;
   }
 
@@ -285,10 +293,13 @@ export class CheckContext {
     throw new Violation(`${doing} to fail with ${code}`, "it succeeded");
   }
 
-  /** Deletes the check's machines and volumes: a run leaves nothing but tombstones, also one that was stopped. */
+  /** Deletes the check's machines, volumes and images: a run leaves nothing but tombstones, also one that was stopped. */
   async cleanUp(): Promise<void> {
     await Promise.allSettled(
       this.#ids.map((id) => this.provider.deletePod(id, { signal: this.#late(10_000), force: true })),
+    );
+    await Promise.allSettled(
+      this.#imageIds.map((id) => this.provider.images!.delete(id, { signal: this.#late(10_000) })),
     );
     await Promise.allSettled(this.#volumeIds.map((id) => this.#removeVolume(id, this.#late(10_000))));
   }

@@ -3,7 +3,14 @@ import type { SchemaName } from "../contract/document.ts";
 /** What a reply's body may be. */
 export type ReplySchema = Extract<
   SchemaName,
-  "Machine" | "MachinePage" | "EventList" | "StatsList" | "ProviderCapacity" | "PersistentVolumePage" | "VolumeCapacity"
+  | "Machine"
+  | "MachinePage"
+  | "EventList"
+  | "StatsList"
+  | "ProviderCapacity"
+  | "PersistentVolumePage"
+  | "PrewarmedImageList"
+  | "VolumeCapacity"
 >;
 
 /** One HTTP exchange with the backend, authenticated as it should be unless told otherwise. */

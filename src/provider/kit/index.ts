@@ -18,6 +18,7 @@
 export type * from "../provider.ts";
 export * from "../machine.ts";
 export * from "../volume.ts";
+export * from "../image.ts";
 export {
   ALL_CAPABILITIES,
   CAPABILITIES,

@@ -178,6 +178,18 @@ test("a new backend retains the images of its machines before it does anything w
   expect(calls[0]).toEqual({ recovered: 0, locations: [image.location] });
 });
 
+test("an image that is kept ready is retained beside those of machines, and by the next backend before anything else", async () => {
+  const images = new Images();
+  const world = await World.create((fresh) => (fresh.images = images));
+  await world.provider.images!.create("app", { image: "app", labels: {} }, { signal: world.signal });
+  await world.advance(0);
+  expect([...images.retained]).toEqual([image.location]);
+  images.retained = new Set();
+  images.present = true;
+  await world.restart();
+  expect([...images.retained]).toEqual([image.location]);
+});
+
 test("a container's image is retained while that of its volume is still being pulled", async () => {
   const images = new Images();
   images.present = true;

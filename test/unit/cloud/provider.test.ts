@@ -16,10 +16,16 @@ afterEach(() => CloudAgents.closeAll());
 
 const code = (expected: string): unknown => expect.objectContaining({ code: expected });
 
-test("a cloud has no volumes of its guests: they are gone with their VMs", async () => {
+test("a cloud has no volumes or images of its guests: they are gone with their VMs", async () => {
   const agent = new CloudAgents().agent({ capabilities: ALL_CAPABILITIES });
   const { capabilities } = await agent.getInfo();
-  for (const each of ["volumes.persistent", "volumes.block", "volumes.clone", "volumes.force_release"] as const)
+  for (const each of [
+    "volumes.persistent",
+    "volumes.block",
+    "volumes.clone",
+    "volumes.force_release",
+    "images.prewarm",
+  ] as const)
     expect(capabilities).not.toContain(each);
 });
 

@@ -252,6 +252,38 @@ describe("a client that is bound", () => {
   });
 });
 
+describe("images that are kept ready, which take the host's disk,", () => {
+  const image = (cluster: string) => ({ labels: ownerLabels(cluster, "x"), image: "r.test/app:1" });
+  const withImages = async (scope: Partial<ApiClient>) => {
+    const it = await backendWith([agent(scope)]);
+    await it.memory.images.create("own", image(CLUSTER), { signal });
+    await it.memory.images.create("foreign", image("cluster-b"), { signal });
+    return it;
+  };
+
+  test("are read by any client of their cluster, and changed by none that lacks the verb", async () => {
+    const { call } = await withImages({ nodes: undefined });
+    expect(ids((await call("GET", "/v1/images")).body)).toEqual(["own"]);
+    expect((await call("GET", "/v1/images/own")).status).toBe(200);
+    expect((await call("PUT", "/v1/images/next", image(CLUSTER))).body?.error?.code).toBe("unauthorized");
+    expect((await call("DELETE", "/v1/images/own")).body?.error?.code).toBe("unauthorized");
+  });
+
+  test("are changed by a client that has it, in its own cluster", async () => {
+    const { call, memory } = await withImages({ verbs: ["read", "images"] });
+    expect((await call("PUT", "/v1/images/next", image(CLUSTER))).status).toBe(200);
+    expect((await call("DELETE", "/v1/images/own")).status).toBe(204);
+    for (const [method, path, body] of [
+      ["GET", "/v1/images/foreign", undefined],
+      ["PUT", "/v1/images/foreign", image(CLUSTER)],
+      ["PUT", "/v1/images/other", image("cluster-b")],
+      ["DELETE", "/v1/images/foreign", undefined],
+    ] as const)
+      expect([path, (await call(method, path, body)).body?.error?.code]).toEqual([path, "unauthorized"]);
+    expect(await memory.images.get("foreign", { signal })).toMatchObject({ id: "foreign" });
+  });
+});
+
 describe("volumes, which are a cluster's", () => {
   const volume = (cluster: string) => ({
     labels: ownerLabels(cluster, "x"),

@@ -7,6 +7,7 @@ import { afterEach, beforeEach, expect, test } from "vitest";
 import { TornFiles } from "../../../providers/local/host/torn-files.ts";
 import { ImageFolders } from "../../../providers/local/images/folders.ts";
 import { HostImages } from "../../../providers/local/images/host-images.ts";
+import { PrewarmedImages } from "../../../providers/local/images/prewarmed.ts";
 import { startLyingRegistry } from "../../support/lying-registry.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
@@ -48,6 +49,21 @@ function store(...stored: { name: string; hex: string }[]): void {
 
 const A = { name: "r.test/a:1", hex: "a".repeat(64) };
 const B = { name: "r.test/b:1", hex: "b".repeat(64) };
+
+test("an image that is kept ready stays however full the disk is, and goes when it is kept no longer", async () => {
+  store(A, B);
+  const held = { location: join(dir, "images", A.hex, "rootfs"), imageId: "a", sizeBytes: 1 };
+  const kept = { id: "app", image: A.name, labels: {}, createdAt: "2026-01-01T00:00:00.000Z", isListed: false, held };
+  writeFileSync(join(dir, "prewarmed.json"), JSON.stringify([kept]));
+  const prewarmed: PrewarmedImages = new PrewarmedImages({
+    ...{ store: images, stateDir: dir, clock, logger: silentLogger },
+    onChanged: () => images.retain(new Set(prewarmed.locations())),
+  });
+  images.retain(new Set(prewarmed.locations()));
+  expect(await images.collect()).toEqual([B.hex]);
+  await prewarmed.api.delete("app", { signal: new AbortController().signal });
+  expect(await images.collect()).toEqual([A.hex]);
+});
 
 test("an image that a machine asks for while others are removed stays", async () => {
   store(A, B);
