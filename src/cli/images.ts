@@ -4,7 +4,7 @@ import { readFileSync } from "node:fs";
 import { Command, Option } from "commander";
 import { HttpVmProvider } from "../../providers/http-vm/index.ts";
 import { ConfigError, configuredBy } from "../config/load.ts";
-import { parseDockerConfig } from "../podspec/references/pull-secrets.ts";
+import { parseDockerConfig } from "../provider/docker-config.ts";
 import type { ImageProvider, PrewarmedImage } from "../provider/image.ts";
 import type { RegistryAuth } from "../provider/machine.ts";
 import { clusterPrefix, LABEL_CLUSTER } from "../provider/owner.ts";

@@ -37,8 +37,8 @@ export const VERBS = ["read", "logs", "write", "exec", "port_forward", "volumes"
 /**
  * read: machines, events, stats, capacity. logs: what containers wrote. write: create, change, stop and delete
  * machines. exec: run commands and attach. port_forward: connect to ports. volumes: create, let grow, reserve, release
- * and delete volumes. images: say which the host keeps ready. host: make machines that need what the backend reserves for some namespaces; which one a machine
- * is of is the client's word.
+ * and delete volumes. images: say which the host keeps ready. host: make machines that need what the backend reserves
+ * for some namespaces; which one a machine is of is the client's word.
  */
 export type Verb = (typeof VERBS)[number];
 

@@ -16,7 +16,7 @@ import type { Clock } from "../../util/clock.ts";
 import { runProgram } from "../../util/run-program.ts";
 import { normalizeImage } from "../image-name.ts";
 import type { TokenWish, Lookup } from "../types.ts";
-import { normalizeRegistry } from "./pull-secrets.ts";
+import { normalizeRegistry } from "../../provider/docker-config.ts";
 
 /** Credentials for images that come from elsewhere than the pod's secrets. */
 export interface ImageCredentials {

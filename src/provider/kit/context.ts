@@ -293,7 +293,7 @@ export class CheckContext {
     throw new Violation(`${doing} to fail with ${code}`, "it succeeded");
   }
 
-  /** Deletes the check's machines, volumes and images: a run leaves nothing but tombstones, also one that was stopped. */
+  /** Deletes what the check has made: a run leaves nothing but tombstones, also one that was stopped. */
   async cleanUp(): Promise<void> {
     await Promise.allSettled(
       this.#ids.map((id) => this.provider.deletePod(id, { signal: this.#late(10_000), force: true })),

@@ -1,6 +1,7 @@
 import { describe, expect, test } from "vitest";
 import type { PodEvent, References } from "../../../src/podspec/types.ts";
-import { normalizeRegistry, registryAuth } from "../../../src/podspec/references/pull-secrets.ts";
+import { registryAuth } from "../../../src/podspec/references/pull-secrets.ts";
+import { normalizeRegistry } from "../../../src/provider/docker-config.ts";
 import { base64, podWith, referencesWith, secret } from "./fixtures.ts";
 
 function auth(names: string[], references: References) {
