@@ -1,5 +1,6 @@
 import { expect, test } from "vitest";
-import { FIRST_ANSWER, patienceFor } from "../../../providers/local/engines/vm/patience.ts";
+import { FIRST_ANSWER } from "../../../providers/local/engines/vm/patience.ts";
+import { patienceFor } from "../../../providers/local/host/patience.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
 
 /** How long a guest is waited for that computes so much of each second; at most ten minutes. */

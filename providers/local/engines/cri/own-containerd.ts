@@ -23,6 +23,7 @@ import { findTool } from "../../host/command.ts";
 import { readFileIfExists, writeFileAtomic, writeJson } from "../../host/files.ts";
 import { machineHash } from "../../host/machine-hash.ts";
 import { unmountBelow } from "../../host/mounts.ts";
+import { type PatienceLimits, patienceFor, processorMsOf } from "../../host/patience.ts";
 import { isAlive, processStat } from "../../host/proc.ts";
 import { removeTree } from "../../host/remove-tree.ts";
 import { CriClient } from "./client.ts";
@@ -51,7 +52,8 @@ const HANDLERS = [
 /** Debian's, then everyone else's. */
 const PLUGIN_DIRS = ["/usr/lib/cni", "/opt/cni/bin", "/usr/libexec/cni"];
 const PLUGINS = ["bridge", "host-local"];
-const START_MS = 30_000;
+/** With a disk that its journal was replayed on, and processors that are others', it takes its time. */
+const START: PatienceLimits = { ms: 30_000, processorMs: 60_000 };
 /** How long a containerd that runs may take to answer before it is started again. */
 const PATIENCE_MS = 15_000;
 /** A fraction of what it may take to start: it waits for each shim that hangs, as many at a time as there are cores. */
@@ -234,12 +236,15 @@ export class OwnContainerd {
 
   async #untilReady(child: ChildProcess, signal: AbortSignal): Promise<void> {
     const { clock } = this.#options;
-    const deadline = clock.monotonic() + START_MS;
+    const { pid } = child;
+    using patience = patienceFor(() => (pid === undefined ? undefined : processorMsOf(pid)), START, clock, PROGRAM);
     while (!(await this.#answers(signal))) {
       signal.throwIfAborted();
-      const hasEnded = child.pid === undefined || child.exitCode !== null || child.signalCode !== null;
-      if (hasEnded || clock.monotonic() > deadline)
-        throw new Error(`containerd does not start: ${await this.#lastWords()}`);
+      const hasEnded = pid === undefined || child.exitCode !== null || child.signalCode !== null;
+      if (hasEnded || patience.signal.aborted) {
+        const why = hasEnded ? "it has ended" : (patience.signal.reason as Error).message;
+        throw new Error(["containerd does not start", why, await this.#lastWords()].filter(Boolean).join(": "));
+      }
       await clock.sleep(POLL_MS, signal);
     }
   }
