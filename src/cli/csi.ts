@@ -12,6 +12,7 @@ import { untilAborted } from "../util/abort.ts";
 import { openNoDebugger, portNumber, signalToStop } from "./exit.ts";
 import { outliveFaults, PROGRAM_FOLDER } from "./faults.ts";
 import { logFormatOption } from "./log-format.ts";
+import { readOutOfService } from "./out-of-service.ts";
 import { VERSION } from "./version.ts";
 
 /** Less than a probe waits. */
@@ -28,6 +29,8 @@ interface Flags {
   allowPlainHttp?: boolean | undefined;
   address: string;
   healthPort?: number | undefined;
+  outOfService?: boolean | undefined;
+  kubeconfig?: string | undefined;
   logLevel: LogLevel;
   logFormat: LogFormat;
 }
@@ -45,6 +48,11 @@ export function csiCommand(): Command {
     .option("--cert-file <file>", "client certificate")
     .option("--key-file <file>", "client key")
     .option("--allow-plain-http", "http:// beyond loopback, which shows every token to the network")
+    .option(
+      "--out-of-service",
+      "stop the machines of a node with the taint node.kubernetes.io/out-of-service, to detach its volumes; reads nodes of the API server",
+    )
+    .option("--kubeconfig <file>", "for --out-of-service (default: KUBECONFIG, ~/.kube/config, or the pod's account)")
     .option("--address <address>", "what the health port listens on", "0.0.0.0")
     .option(
       "--health-port <port>",
@@ -84,13 +92,22 @@ async function run(flags: Flags): Promise<void> {
       }),
     ),
   );
-  const server = new CsiServer({ provider, clusterId, version: VERSION, logger });
+  const { kubeconfig } = flags;
+  const nodes =
+    flags.outOfService === true
+      ? await configuredBy("--kubeconfig", () => Promise.resolve(readOutOfService({ kubeconfig, logger })))
+      : undefined;
+  const server = new CsiServer({
+    ...{ provider, clusterId, version: VERSION, logger },
+    isOutOfService: nodes && ((name, signal) => nodes.isOutOfService(name, signal)),
+  });
   await configuredBy("--endpoint", () => server.listen(socket));
   const health = await configuredBy("--address, --health-port", () => serveHealth(flags, provider, logger));
   logger.info({ endpoint, backend, healthPort: health?.port }, "The CSI driver answers");
   await untilAborted(AbortSignal.any([stop, fatal]));
   await health?.close();
   await server.close();
+  await nodes?.close();
   await provider.close();
   fatal.throwIfAborted();
 }

@@ -8,10 +8,13 @@
  *   nodes' machines away, also those that are late.
  * - Unpublishing gives the reservation back. The backend refuses that for as long as a machine of the node may still
  *   write, so Kubernetes is told that a volume is detached only when it is.
+ * - Of a node that its owner has tainted as out of service, the machines are stopped for it (`volumes.force_release`).
+ *   CSI's call does not say so: every detachment looks the same, also one that only waited for too long.
  */
 import { Code, ConnectError, type HandlerContext } from "@connectrpc/connect";
-import { isNodeOf, ZONE_KEY } from "../provider/csi-names.ts";
+import { nodeNameOf, ZONE_KEY } from "../provider/csi-names.ts";
 import { clusterPrefix, LABEL_CLUSTER } from "../provider/owner.ts";
+import { isProviderError } from "../provider/errors.ts";
 import type { Provider } from "../provider/provider.ts";
 import type { PersistentVolume, VolumeProvider } from "../provider/volume.ts";
 import {
@@ -50,6 +53,11 @@ export interface ControllerOptions {
   provider: Provider;
   /** As the agents have it: whose volumes these are. */
   clusterId: string;
+  /**
+   * Whether the owner of the node has said that nothing of it runs (taint `node.kubernetes.io/out-of-service`). Never
+   * rejects: what is not known is not said. Default: of no node.
+   */
+  isOutOfService?: ((nodeName: string, signal: AbortSignal) => Promise<boolean>) | undefined;
 }
 
 type Call = Pick<HandlerContext, "signal">;
@@ -60,10 +68,12 @@ export class ControllerService {
   readonly #clusterId: string;
   readonly #cluster: string;
   readonly #snapshots: Snapshots;
+  readonly #isOutOfService: NonNullable<ControllerOptions["isOutOfService"]>;
 
   /** @throws Error for a backend that has no volumes */
-  constructor({ provider, clusterId }: ControllerOptions) {
+  constructor({ provider, clusterId, isOutOfService = () => Promise.resolve(false) }: ControllerOptions) {
     this.#provider = provider;
+    this.#isOutOfService = isOutOfService;
     this.#volumes = volumesOf(provider);
     this.#clusterId = clusterId;
     this.#cluster = clusterPrefix(clusterId);
@@ -144,7 +154,8 @@ export class ControllerService {
     if (volumeId === "" || nodeId === "") throw invalid("the id of the volume or of the node is missing");
     if (volumeCapability === undefined) throw invalid("the volume's capability is missing");
     const volume = await this.#find(volumeId, signal);
-    if (!isNodeOf(this.#clusterId, nodeId)) throw new ConnectError(`there is no node ${nodeId}`, Code.NotFound);
+    if (nodeNameOf(this.#clusterId, nodeId) === undefined)
+      throw new ConnectError(`there is no node ${nodeId}`, Code.NotFound);
     const info = await this.#provider.getInfo({ signal });
     const sharing = sharingOf(info, volume.class);
     const unmet = unmetCapability([volumeCapability], { mode: volume.mode, sharing });
@@ -157,8 +168,24 @@ export class ControllerService {
     if (volumeId === "") throw invalid("the volume's id is missing");
     const volume = await orAbsent(this.#find(volumeId, signal));
     for (const { name } of volume?.reservations ?? [])
-      if (nodeId === "" || name === nodeId) await this.#volumes.release(volumeId, name, { signal });
+      if (nodeId === "" || name === nodeId) await this.#release(volumeId, name, signal);
     return {};
+  }
+
+  /** @throws ProviderError in_use until nothing of the node can write, by force or without */
+  async #release(id: string, reservation: string, signal: AbortSignal): Promise<void> {
+    try {
+      await this.#volumes.release(id, reservation, { signal });
+    } catch (thrown) {
+      if (!isProviderError(thrown, "in_use") || !(await this.#mayForce(reservation, signal))) throw thrown;
+      await this.#volumes.release(id, reservation, { signal, force: true });
+    }
+  }
+
+  async #mayForce(nodeId: string, signal: AbortSignal): Promise<boolean> {
+    const name = nodeNameOf(this.#clusterId, nodeId);
+    if (name === undefined || !(await this.#isOutOfService(name, signal))) return false;
+    return (await this.#provider.getInfo({ signal })).capabilities.includes("volumes.force_release");
   }
 
   async validateVolumeCapabilities(

@@ -19,8 +19,9 @@ export function nodeIdOf(prefix: string, nodeName: string): string {
   return `${prefix}.${nodeName}`;
 }
 
-/** True for what `csiNodeId` makes of this cluster's nodes. */
-export function isNodeOf(clusterId: string, nodeId: string): boolean {
+/** The node of which `csiNodeId` made this; undefined for what is of another cluster, or no node's. */
+export function nodeNameOf(clusterId: string, nodeId: string): string | undefined {
   const prefix = `${clusterPrefix(clusterId)}.`;
-  return nodeId.startsWith(prefix) && /^[a-z0-9]([-a-z0-9.]{0,242}[a-z0-9])?$/.test(nodeId.slice(prefix.length));
+  const name = nodeId.startsWith(prefix) ? nodeId.slice(prefix.length) : "";
+  return /^[a-z0-9]([-a-z0-9.]{0,242}[a-z0-9])?$/.test(name) ? name : undefined;
 }

@@ -87,7 +87,8 @@ export async function startVolumeDriver(options: VolumeDriverOptions): Promise<V
   const [driverContainer, ...sidecars] = containers;
   const [driverArgs, healthPort] = await argsOf(driverContainer);
   const health = clientOf(`http://127.0.0.1:${healthPort}`);
-  const driver = restartable(sandbox, "csi", driverArgs, () => health.text("/readyz"));
+  const ownAccount = `--kubeconfig=${await chart.credentials(account)}`;
+  const driver = restartable(sandbox, "csi", [...driverArgs, ownAccount], () => health.text("/readyz"));
   await driver.start();
   for (const container of sidecars) {
     const program = programs.find(([name]) => name === container.name)![1];

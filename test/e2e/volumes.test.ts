@@ -294,6 +294,39 @@ describe("persistent volumes", () => {
     await env.client.delete(`${claims}/alone`);
   });
 
+  test("are taken from a node that is tainted as out of service, when its machine is over and not before", async () => {
+    await env.client.create(claims, { metadata: { name: "stranded" }, spec: claimSpec() });
+    await pods.create("stranded", writer("stranded"));
+    await untilFound("stranded", 1);
+    const { id, attachments } = await volumeOf("stranded");
+    const [{ machine }] = attachments;
+    const { spec } = await env.client.get(`${claims}/stranded`);
+    const nodePath = `/api/v1/nodes/${env.nodeName}`;
+    const setTaints = (taints: Json[]) => env.cluster.admin.patch(nodePath, { spec: { taints } });
+    const { taints = [] } = (await node()).spec;
+    await env.agent.kill("SIGKILL");
+    await env.client.delete(`${pods.path}/stranded?gracePeriodSeconds=0`);
+    const running = await env.backend.client.get(`/v1/machines/${machine}`);
+    expect(running.state, "nobody has stopped the machine").toBe("running");
+    await setTaints([
+      ...taints,
+      { key: "node.kubernetes.io/out-of-service", value: "nodeshutdown", effect: "NoExecute" },
+    ]);
+    await waitFor({ what: "the volume to be detached", timeoutMs: WAIT_MS }, async () => {
+      const { items } = await env.client.get("/apis/storage.k8s.io/v1/volumeattachments");
+      const left = items.filter((each: Json) => each.spec.source.persistentVolumeName === spec.volumeName);
+      must(left.length === 0, left);
+    });
+    expect((await env.backend.client.get(`/v1/machines/${machine}`)).state).toBe("stopped");
+    expect(await env.backend.client.get(`/v1/volumes/${id}`)).toMatchObject({ attachments: [], reservations: [] });
+    await setTaints(taints);
+    await env.agent.start();
+    await pods.create("after", writer("stranded"));
+    await untilFound("after", 2);
+    await pods.delete("after", 1);
+    await env.client.delete(`${claims}/stranded`);
+  });
+
   test("are released before the VolumeAttachment goes, and deleted with their claims", async () => {
     const kept = await volumeOf("data-db-0");
     await env.client.delete("/apis/apps/v1/namespaces/default/statefulsets/db");

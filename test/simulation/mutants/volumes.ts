@@ -53,6 +53,13 @@ export const VOLUMES: readonly Mutant[] = [
     world: { noReservations: true },
   },
   {
+    name: "a volume that is taken by force is free before its machine is over",
+    rule,
+    scenario,
+    caughtAs: "V2 a volume counts as detached while a machine of its node has it",
+    world: { believesForce: true },
+  },
+  {
     name: "a release that the backend refuses counts as done",
     rule,
     scenario,

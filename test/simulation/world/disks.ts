@@ -19,7 +19,7 @@ import { judgeDetached, judgeNodeWrite, judgeSoleOwner, type NodeWriter } from "
 import { pick } from "../seeded.ts";
 import { Violation } from "../violation.ts";
 import type { Json } from "./api-server.ts";
-import { CLUSTER, NODE, OTHER_NODE } from "./names.ts";
+import { CLUSTER, NODE, OTHER_NODE, uidOf } from "./names.ts";
 import type { World } from "./world.ts";
 
 export const CLAIM_NAME = "data";
@@ -29,6 +29,8 @@ const SIZE = 2 ** 30;
 const CRASH_SHARE = 0.15;
 /** How often a volume is detached whatever its Node says: the node counts as lost. */
 const FORCE_SHARE = 0.03;
+/** Of those: how often it is by its owner's word. */
+const OUT_OF_SERVICE_SHARE = 0.5;
 
 /** What a Node says of volumes, by their handles. */
 interface NodeVolumes {
@@ -46,6 +48,8 @@ export interface Attachment {
   checked: boolean;
   /** Its node counted as lost. */
   forced: boolean;
+  /** And its Node's owner has said that nothing of it runs, be it so or not. */
+  outOfService: boolean;
   /** Its controller waits for an answer. */
   busy: boolean;
 }
@@ -66,6 +70,8 @@ export class DiskWorld {
   /** Machines of the other node: pod and volume. */
   readonly #others = new Map<string, string>();
   readonly #namespaces: ReadonlyMap<string, string>;
+  /** Machines whose volume was taken by force. */
+  readonly #takenFrom = new Set<string>();
   /** Nothing is heard of the other node, and its machines go on. */
   #isOtherLost = false;
 
@@ -78,6 +84,7 @@ export class DiskWorld {
       clock,
       fsTypes: ["ext4"],
       attachments: (id) => this.holders(id),
+      stop: (machine) => this.#takeFrom(machine),
       contents: {
         make: () => Promise.resolve({ size_bytes: SIZE }),
         grow: (_record, bytes) => Promise.resolve(bytes),
@@ -100,9 +107,12 @@ export class DiskWorld {
     });
     const provider = {
       volumes: this.#book,
-      getInfo: () => Promise.resolve({ name: "toy", version: "0", capabilities: ["volumes.persistent"] }),
+      getInfo: () =>
+        Promise.resolve({ name: "toy", version: "0", capabilities: ["volumes.persistent", "volumes.force_release"] }),
     } as unknown as Provider;
-    this.#csi = new ControllerService({ provider, clusterId: CLUSTER });
+    const isOutOfService = (node: string) =>
+      Promise.resolve([...this.attachments.values()].some((each) => each.node === node && each.outOfService));
+    this.#csi = new ControllerService({ provider, clusterId: CLUSTER, isOutOfService });
     this.#logNode();
   }
 
@@ -130,11 +140,25 @@ export class DiskWorld {
 
   /** Machines that have a volume, as the backend tells it. */
   holders(handle: string): VolumeAttachment[] {
-    const { forgetsStopping } = this.#world.flaws;
+    const { forgetsStopping, believesForce } = this.#world.flaws;
     return this.#trueHolders(handle).filter(
       ({ machine }) =>
-        forgetsStopping !== true || this.#world.backend.machines.get(machine)?.machine.state !== "stopping",
+        (forgetsStopping !== true || this.#world.backend.machines.get(machine)?.machine.state !== "stopping") &&
+        (believesForce !== true || !this.#takenFrom.has(machine)),
     );
+  }
+
+  /** As the backend stops a machine whose volume is taken by force: at once where it can be reached, and in its own time. */
+  #takeFrom(machine: string): void {
+    const { backend, history, now } = this.#world;
+    this.#takenFrom.add(machine);
+    const known = backend.machines.get(machine)?.machine;
+    if (known === undefined) {
+      if (!this.#isOtherLost) this.#others.delete(machine);
+    } else if (!isOver(known) && known.state !== "stopping" && known.state !== "deleting") {
+      history.of(uidOf(known)).stopBy = now;
+      backend.change(machine, { state: "stopping" });
+    }
   }
 
   #trueHolders(handle: string): VolumeAttachment[] {
@@ -286,7 +310,16 @@ export class DiskWorld {
   #beginSteps(handle: string, node: string): (() => void)[] {
     const isTaken = NODES.some((each) => this.attachmentOf(handle, each) !== undefined);
     if (isTaken || !this.#isWanted(handle, node)) return [];
-    const fresh = { handle, node, attached: false, deleting: false, checked: false, forced: false, busy: false };
+    const fresh = {
+      handle,
+      node,
+      attached: false,
+      deleting: false,
+      checked: false,
+      forced: false,
+      outOfService: false,
+      busy: false,
+    };
     return [() => void this.attachments.set(`${handle} ${node}`, fresh)];
   }
 
@@ -308,6 +341,7 @@ export class DiskWorld {
         () => {
           unreport();
           each.deleting = each.forced = true;
+          each.outOfService = random() < OUT_OF_SERVICE_SHARE;
         },
       ];
     }

@@ -24,6 +24,8 @@ export interface WorldFlaws {
   forgetsStopping?: boolean;
   /** A machine gets a volume whoever it is reserved for. */
   noReservations?: boolean;
+  /** A machine that is told to stop, for its volume is taken by force, counts as one that has it no more. */
+  believesForce?: boolean;
   /** CSI's attacher takes a refusal for an answer. */
   believesRelease?: boolean;
 }

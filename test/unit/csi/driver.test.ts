@@ -5,7 +5,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { Code, createClient } from "@connectrpc/connect";
 import { createGrpcTransport, Http2SessionManager } from "@connectrpc/connect-node";
-import { afterEach, describe, expect, test } from "vitest";
+import { afterEach, describe, expect, test, vi } from "vitest";
 import { MemoryProvider, type MemoryProviderOptions } from "../../../providers/memory/index.ts";
 import {
   Controller,
@@ -32,7 +32,7 @@ const NODE_B = csiNodeId("cluster-a", "node-b");
 const mounted = (mode = Mode.SINGLE_NODE_WRITER) =>
   ({ accessMode: { mode }, accessType: { case: "mount", value: {} } }) as VolumeCapability;
 
-async function setup(options: MemoryProviderOptions = {}) {
+async function setup({ outOfService = [], ...options }: MemoryProviderOptions & { outOfService?: string[] } = {}) {
   const memory = new MemoryProvider(options);
   const folder = await mkdtemp(join(tmpdir(), "vmlet-csi-"));
   cleanups.push(
@@ -41,7 +41,10 @@ async function setup(options: MemoryProviderOptions = {}) {
   );
   const socket = join(folder, "csi.sock");
   const open = async (clusterId = "cluster-a", path = socket) => {
-    const server = new CsiServer({ provider: memory, clusterId, version: "1.2.3", logger: silentLogger });
+    const server = new CsiServer({
+      ...{ provider: memory, clusterId, version: "1.2.3", logger: silentLogger },
+      isOutOfService: (node) => Promise.resolve(outOfService.includes(node)),
+    });
     await server.listen(path);
     const sessionManager = new Http2SessionManager("http://localhost", {}, { createConnection: () => connect(path) });
     const transport = createGrpcTransport({ baseUrl: "http://localhost", sessionManager });
@@ -167,6 +170,30 @@ describe("publishing", () => {
     await expect(memory.createPod("late", machineWith(volumeId, NODE_A), { signal })).rejects.toMatchObject({
       code: "in_use",
     });
+  });
+
+  test("is taken back from a node that is out of service when its machine is over, which is stopped for it", async () => {
+    const { make, publish, controller, memory } = await setup({ outOfService: ["node-a"] });
+    const volumeId = await make();
+    await publish(volumeId, NODE_A);
+    await memory.createPod("m", machineWith(volumeId, NODE_A), { signal });
+    // As csi-attacher does, until it is done.
+    await vi.waitFor(() => controller.controllerUnpublishVolume({ volumeId, nodeId: NODE_A }));
+    expect(await memory.getPod("m", { signal })).toMatchObject({ state: "stopped" });
+  });
+
+  test("stops nothing of a node that is in service, or where the backend takes no volume by force", async () => {
+    const lacking: MemoryProviderOptions = { capabilities: ["volumes.persistent"] };
+    for (const options of [{ outOfService: ["node-b"] }, { ...lacking, outOfService: ["node-a"] }]) {
+      const { make, publish, controller, memory } = await setup(options);
+      const volumeId = await make();
+      await publish(volumeId, NODE_A);
+      await memory.createPod("m", machineWith(volumeId, NODE_A), { signal });
+      expect(await codeOf(controller.controllerUnpublishVolume({ volumeId, nodeId: NODE_A }))).toBe(
+        "FailedPrecondition",
+      );
+      expect((await memory.getPod("m", { signal })).state).not.toMatch(/^stop/);
+    }
   });
 
   test("is for nodes of this cluster alone", async () => {

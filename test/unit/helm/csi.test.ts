@@ -53,10 +53,11 @@ test("the sidecars ask the driver by the socket that they share with it", () => 
   }
 });
 
-test("the driver has no token of the cluster, and the sidecars have no secret of the backend", () => {
+test("the driver is told which nodes are out of service, and the sidecars have no secret of the backend", () => {
   const mounts = (container: Json) => container.volumeMounts.map(({ mountPath }: Json) => mountPath as string);
   const token = "/var/run/secrets/kubernetes.io/serviceaccount";
-  expect(mounts(driver)).toEqual(["/csi", "/etc/vmlet/secrets/vm-api"]);
+  expect(mounts(driver)).toEqual([token, "/csi", "/etc/vmlet/secrets/vm-api"]);
+  expect(flagsOf(objects)).toMatchObject({ outOfService: true });
   for (const sidecar of sidecars) expect(mounts(sidecar), sidecar.name).toEqual([token, "/csi"]);
 });
 
