@@ -13,10 +13,10 @@ import { loadKubeConfig } from "../../kube/kubeconfig.ts";
 import { nodePath } from "../../kube/paths.ts";
 import { KubeTransport } from "../../kube/transport.ts";
 import type { Node } from "../../kube/wire.ts";
-import { CAPABILITIES } from "../../provider/capabilities.ts";
+import { aroundRestart, untilItAnswers } from "../../provider/kit/around-restart.ts";
+import { lacking, reportOf, WITHOUT_RESTART } from "../../provider/kit/conformance.ts";
 import { Violation } from "../../provider/kit/context.ts";
 import type { CheckResult, ConformanceReport } from "../../provider/kit/index.ts";
-import { RestartBarrier } from "../../provider/kit/restart-barrier.ts";
 import { LABEL_UID, ownerLabels } from "../../provider/owner.ts";
 import type { Provider, ProviderInfo } from "../../provider/provider.ts";
 import { silentLogger } from "../../telemetry/logger.ts";
@@ -99,12 +99,7 @@ export async function runPodConformance(options: PodConformanceOptions): Promise
   const stage: Stage = { kube, agent, info, labels, runId, signal, options };
   const results = await runAll(stage, keptPods);
   signal.throwIfAborted();
-  const count = (outcome: CheckResult["outcome"]) => results.filter((result) => result.outcome === outcome).length;
-  return {
-    ...{ provider: info.name, version: info.version, capabilities: info.capabilities, results },
-    ...{ unknownCapabilities: info.unknownCapabilities ?? [], uncheckedCapabilities: [] },
-    ...{ passed: count("passed"), failed: count("failed"), skipped: count("skipped") },
-  };
+  return reportOf(info, results, { uncheckedCapabilities: [] });
 }
 
 function agentConfig(
@@ -168,54 +163,17 @@ async function runAll(stage: Stage, keptPods: Set<string>): Promise<CheckResult[
   await Promise.all(plain.map((check) => queue.add(() => run(check))));
   const disturbances = {
     agent: () => agent.killAndStart(),
-    backend: restart && (() => restart().then(() => untilItAnswers(provider, options.patienceMs, signal))),
+    backend:
+      restart &&
+      (() => restart().then(() => untilItAnswers(provider, { clock, patienceMs: options.patienceMs, signal }))),
   };
-  for (const what of ["agent", "backend"] as const)
-    await together(
-      wanted.filter(({ restarts }) => restarts === what),
-      firstFailed ? undefined : disturbances[what],
-      run,
-    );
+  for (const what of ["agent", "backend"] as const) {
+    const checks = wanted.filter(({ restarts }) => restarts === what);
+    const disturb = firstFailed ? undefined : disturbances[what];
+    if (disturb === undefined) for (const check of checks) await run(check);
+    else await aroundRestart(checks, disturb, run);
+  }
   return results;
-}
-
-/** All of them are under way when the one restart comes. */
-async function together(
-  checks: readonly PodCheck[],
-  disturb: (() => Promise<void>) | undefined,
-  run: (check: PodCheck, restarted?: () => Promise<void>) => Promise<void>,
-): Promise<void> {
-  if (disturb === undefined) {
-    for (const check of checks) await run(check);
-    return;
-  }
-  let underWay: Promise<void> | undefined;
-  const barrier = new RestartBarrier(checks.length, () => (underWay = disturb()));
-  await Promise.all(
-    checks.map(async (check) => {
-      let hasArrived = false;
-      await run(check, () => {
-        hasArrived = true;
-        return barrier.arrive();
-      });
-      if (!hasArrived) barrier.leave();
-    }),
-  );
-  // Nobody has waited for it when all have failed before; what comes next would meet it half-way.
-  await underWay;
-}
-
-async function untilItAnswers(provider: Provider, patienceMs: number, signal: AbortSignal): Promise<void> {
-  const deadline = clock.monotonic() + patienceMs;
-  for (;;) {
-    try {
-      await provider.getInfo({ signal });
-      return;
-    } catch (thrown) {
-      if (signal.aborted || clock.monotonic() >= deadline) throw thrown;
-    }
-    await clock.sleep(POLL_MS, signal);
-  }
 }
 
 const notRun = ({ name }: PodCheck): CheckResult => ({
@@ -235,10 +193,9 @@ async function runOne(
 ): Promise<CheckResult> {
   const { name, needs = [] } = check;
   const missing = needs.find((capability) => !info.capabilities.includes(capability));
-  const skipped = (message: string) => ({ name, outcome: "skipped", message, durationMs: 0 }) as const;
-  if (missing !== undefined) return skipped(`needs the capability ${missing} (${CAPABILITIES[missing]})`);
+  if (missing !== undefined) return { name, ...lacking(missing), durationMs: 0 };
   if (check.restarts !== undefined && restarted === undefined)
-    return skipped("needs a way to restart the backend (--restart-command)");
+    return { name, outcome: "skipped", message: WITHOUT_RESTART, durationMs: 0 };
   const context = new PodContext({
     ...{ kube, info, clock, signal, restarted, provider: options.provider, ownerLabels: labels, nodeName: NODE },
     prefix: `conf-${runId}-${POD_CHECKS.indexOf(check)}`,
@@ -269,6 +226,6 @@ async function runOne(
 }
 
 function explain(thrown: unknown): string {
-  if (thrown instanceof Violation) return `Expected ${thrown.expected}, but ${thrown.came}.`;
+  if (thrown instanceof Violation) return thrown.sentence;
   return `Expected every call of the API server to succeed, but one failed: ${toError(thrown).message}.`;
 }

@@ -10,6 +10,7 @@ import { systemRandom, type Random } from "../../util/random.ts";
 import { CAPABILITIES, type Capability } from "../capabilities.ts";
 import { ProviderError } from "../errors.ts";
 import type { Provider, ProviderInfo } from "../provider.ts";
+import { aroundRestart, untilItAnswers } from "./around-restart.ts";
 import type { Check } from "./check.ts";
 import { BACKEND_RESTART_CHECKS } from "./checks/backend-restarts.ts";
 import { CONTAINER_CHECKS } from "./checks/containers.ts";
@@ -33,7 +34,6 @@ import { VOLUME_CHECKS } from "./checks/volumes.ts";
 import { CheckContext, Violation } from "./context.ts";
 import { describeExchange, type Exchange, ExchangeLog } from "./exchanges.ts";
 import type { HttpTarget } from "./http-target.ts";
-import { RestartBarrier } from "./restart-barrier.ts";
 
 export const CHECKS: readonly Check[] = [
   ...LIFECYCLE_CHECKS,
@@ -97,6 +97,8 @@ export const UNCHECKED: readonly Capability[] = [
   "tty",
   "instance_types",
 ];
+
+export const WITHOUT_RESTART = "needs a way to restart the backend (--restart-command)";
 
 export interface ConformanceOptions {
   /** Has `sh` with echo, sleep, cat, head, trap, read. Backends without images ignore it. */
@@ -224,13 +226,24 @@ export async function runConformance(provider: Provider, options: ConformanceOpt
   results.push(...(await Promise.all(runs)).flat());
   results.push(...(await afterRestart(wanted, { options, info, provider, clock, signal }, runOne)));
   signal.throwIfAborted();
+  return reportOf(info, results, {
+    uncheckedCapabilities: UNCHECKED.filter((capability) => info.capabilities.includes(capability)),
+  });
+}
+
+/** @param uncheckedCapabilities those that the kit could have looked at, if there were a check for them */
+export function reportOf(
+  info: ProviderInfo,
+  results: CheckResult[],
+  { uncheckedCapabilities }: { uncheckedCapabilities: readonly Capability[] },
+): ConformanceReport {
   const count = (outcome: CheckResult["outcome"]) => results.filter((result) => result.outcome === outcome).length;
   return {
     provider: info.name,
     version: info.version,
     capabilities: info.capabilities,
     unknownCapabilities: info.unknownCapabilities ?? [],
-    uncheckedCapabilities: UNCHECKED.filter((capability) => info.capabilities.includes(capability)),
+    uncheckedCapabilities,
     results,
     passed: count("passed"),
     failed: count("failed"),
@@ -255,31 +268,12 @@ async function afterRestart(
   const { restart } = options;
   if (restart === undefined) return await Promise.all(checks.map((check) => runOne(check)));
   const isRunnable = ({ needs = [] }: Check) => needs.every((capability) => info.capabilities.includes(capability));
-  const barrier = new RestartBarrier(checks.filter(isRunnable).length, async () => {
+  const restartAndWait = async () => {
     await restart();
-    const deadline = clock.monotonic() + (options.patienceMs ?? 60_000);
-    for (;;) {
-      try {
-        await provider.getInfo({ signal });
-        return;
-      } catch (thrown) {
-        if (signal.aborted || clock.monotonic() >= deadline) throw thrown;
-      }
-      await clock.sleep(100, signal);
-    }
-  });
-  return await Promise.all(
-    checks.map(async (check) => {
-      let hasArrived = !isRunnable(check);
-      const arrive = () => {
-        hasArrived = true;
-        return barrier.arrive();
-      };
-      const result = await runOne(check, arrive);
-      if (!hasArrived) barrier.leave();
-      return result;
-    }),
-  );
+    await untilItAnswers(provider, { clock, patienceMs: options.patienceMs ?? 60_000, signal });
+  };
+  const left = await Promise.all(checks.filter((check) => !isRunnable(check)).map((check) => runOne(check, restart)));
+  return [...left, ...(await aroundRestart(checks.filter(isRunnable), restartAndWait, runOne))];
 }
 
 /** A target whose requests are remembered as this check's. */
@@ -310,11 +304,9 @@ type Outcome = Pick<CheckResult, "outcome" | "message"> & { cause?: string | und
 
 async function outcomeOf(check: Check, context: CheckContext): Promise<Outcome> {
   const missing = check.needs?.find((capability) => !context.has(capability));
-  if (missing !== undefined)
-    return { outcome: "skipped", message: `needs the capability ${missing} (${CAPABILITIES[missing]})` };
+  if (missing !== undefined) return lacking(missing);
   if (check.needsHttp === true && context.http === undefined) return { outcome: "skipped", message: "needs a URL" };
-  if (check.needsRestart === true && !context.canRestart)
-    return { outcome: "skipped", message: "needs a way to restart the backend (--restart-command)" };
+  if (check.needsRestart === true && !context.canRestart) return { outcome: "skipped", message: WITHOUT_RESTART };
   const reason = await check.skip?.(context);
   if (reason !== undefined) return { outcome: "skipped", message: reason };
   try {
@@ -327,13 +319,16 @@ async function outcomeOf(check: Check, context: CheckContext): Promise<Outcome> 
   }
 }
 
+export const lacking = (capability: Capability) =>
+  ({ outcome: "skipped", message: `needs the capability ${capability} (${CAPABILITIES[capability]})` }) as const;
+
 /** Without what differs from call to call. */
 function causeOf({ code, message }: ProviderError): string {
   return `${code} ${message.replaceAll(/conf-[a-z0-9-]{1,40}|\d{1,20}/g, "…")}`;
 }
 
 function explain(thrown: unknown): string {
-  if (thrown instanceof Violation) return `Expected ${thrown.expected}, but ${thrown.came}.`;
+  if (thrown instanceof Violation) return thrown.sentence;
   if (thrown instanceof ProviderError)
     return `Expected every call to succeed, but one failed with ${thrown.code}: ${thrown.message}.`;
   return `Expected no error, but there was one: ${thrown instanceof Error ? (thrown.stack ?? thrown.message) : String(thrown)}.`;

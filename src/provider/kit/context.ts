@@ -18,6 +18,11 @@ export class Violation extends VmletError {
     this.expected = expected;
     this.came = came;
   }
+
+  /** As a report says it. */
+  get sentence(): string {
+    return `Expected ${this.expected}, but ${this.came}.`;
+  }
 }
 
 /** A script that runs for longer than any check does. */
