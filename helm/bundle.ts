@@ -7,7 +7,7 @@
  * so that a stack still tells whose code it was. What was packed is removed: nothing is there twice, and no class in
  * two versions.
  */
-import { readdir, rm, stat } from "node:fs/promises";
+import { rm } from "node:fs/promises";
 import { dirname, join, relative, resolve } from "node:path";
 import { rolldown, type Plugin } from "rolldown";
 
@@ -86,9 +86,6 @@ export async function bundle(dist: string, options: { without?: readonly string[
       if (path.startsWith("..") || path.startsWith("\0") || written.has(path) || READ_AS_FILES.test(path)) continue;
       await rm(join(root, path), { force: true });
     }
-  for (const path of await filesOf(root))
-    if (path.endsWith(".js.map") && !(await isThere(join(root, path.slice(0, -".map".length)))))
-      await rm(join(root, path));
 }
 
 /** Stands for the way from a chunk to the folder, until it is known where the chunk lies. */
@@ -150,18 +147,6 @@ function placeOf(modules: readonly string[]): string {
   return modules.length > 0 && modules.every((path) => path.startsWith("providers/"))
     ? "providers/chunks/[name]"
     : "src/chunks/[name]";
-}
-
-async function filesOf(root: string): Promise<string[]> {
-  const entries = await readdir(root, { recursive: true, withFileTypes: true });
-  return entries.filter((each) => each.isFile()).map((each) => relative(root, join(each.parentPath, each.name)));
-}
-
-async function isThere(path: string): Promise<boolean> {
-  return stat(path).then(
-    () => true,
-    () => false,
-  );
 }
 
 if (process.argv[1] === import.meta.filename) {

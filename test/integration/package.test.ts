@@ -42,6 +42,10 @@ beforeAll(async () => {
 }, 120_000);
 afterAll(() => rmSync(dir, { recursive: true }));
 
+test("has no maps to sources: those are not packed, and the paths would be of where it was made", () => {
+  expect(files.filter((file) => file.endsWith(".map"))).toEqual([]);
+});
+
 test("has everything that its own manifest and its guest need", () => {
   const sources = ["guest", "jail"].map((name) => `providers/local/engines/vm/${name}`);
   const needed = sources.flatMap((folder) => readdirSync(join(root, folder)).map((file) => `dist/${folder}/${file}`));

@@ -1,0 +1,116 @@
+/** Writes images as an OCI layout: a folder that skopeo, podman, crane or containerd read. The same trees give the same bytes. */
+import { execFileSync } from "node:child_process";
+import { createHash } from "node:crypto";
+import { createReadStream } from "node:fs";
+import { chmod, mkdir, rename, rm, stat, writeFile } from "node:fs/promises";
+import { join } from "node:path";
+
+export interface Descriptor {
+  mediaType: string;
+  digest: string;
+  size: number;
+  platform?: { os: string; architecture: string };
+  annotations?: Record<string, string>;
+}
+
+export interface Layer extends Descriptor {
+  /** Of what is packed. */
+  diffId: string;
+  createdBy: string;
+}
+
+export interface ImageOptions {
+  architecture: string;
+  layers: readonly Layer[];
+  config: object;
+}
+
+const OCI = "application/vnd.oci.image";
+const INDEX_TYPE = `${OCI}.index.v1+json`;
+
+export class OciLayout {
+  readonly #folder: string;
+  /** Seconds since 1970. */
+  readonly #epoch: number;
+  readonly #indexes: Descriptor[] = [];
+
+  /** @param folder is replaced */
+  static async create(folder: string, epoch: number): Promise<OciLayout> {
+    await rm(folder, { recursive: true, force: true });
+    await mkdir(join(folder, "blobs/sha256"), { recursive: true });
+    return new OciLayout(folder, epoch);
+  }
+
+  private constructor(folder: string, epoch: number) {
+    this.#folder = folder;
+    this.#epoch = epoch;
+  }
+
+  /** What lies in a folder, as root's, whoever made it. gzip and not zlib, whose bytes differ by processor. */
+  async addLayer(tree: string, createdBy: string): Promise<Layer> {
+    await chmod(tree, 0o755);
+    const tar = join(this.#folder, "layer.tar");
+    const sameForAll = ["--sort=name", "--owner=0", "--group=0", "--numeric-owner", `--mtime=@${this.#epoch}`];
+    execFileSync("tar", ["--create", "--format=gnu", ...sameForAll, "--file", tar, "--directory", tree, "."]);
+    const diffId = await digestOf(tar);
+    execFileSync("gzip", ["-6", "--no-name", "--force", tar]);
+    const digest = await digestOf(`${tar}.gz`);
+    const { size } = await stat(`${tar}.gz`);
+    await rename(`${tar}.gz`, this.#blob(digest));
+    return { mediaType: `${OCI}.layer.v1.tar+gzip`, digest, size, diffId, createdBy };
+  }
+
+  async addImage({ architecture, layers, config }: ImageOptions): Promise<Descriptor> {
+    const created = new Date(this.#epoch * 1000).toISOString().replace(".000", "");
+    const image = {
+      created,
+      architecture,
+      os: "linux",
+      config,
+      rootfs: { type: "layers", diff_ids: layers.map(({ diffId }) => diffId) },
+      history: layers.map(({ createdBy }) => ({ created, created_by: createdBy })),
+    };
+    const manifest = {
+      schemaVersion: 2,
+      mediaType: `${OCI}.manifest.v1+json`,
+      config: await this.#addJson(`${OCI}.config.v1+json`, image),
+      layers: layers.map(({ mediaType, digest, size }) => ({ mediaType, digest, size })),
+    };
+    return { ...(await this.#addJson(manifest.mediaType, manifest)), platform: { architecture, os: "linux" } };
+  }
+
+  /** Images of several platforms under one name. @returns its digest */
+  async addIndex(name: string, images: readonly Descriptor[], annotations: Record<string, string>): Promise<string> {
+    const index = await this.#addJson(INDEX_TYPE, {
+      schemaVersion: 2,
+      mediaType: INDEX_TYPE,
+      manifests: images,
+      annotations,
+    });
+    this.#indexes.push({ ...index, annotations: { "org.opencontainers.image.ref.name": name } });
+    return index.digest;
+  }
+
+  async close(): Promise<void> {
+    await writeFile(join(this.#folder, "oci-layout"), JSON.stringify({ imageLayoutVersion: "1.0.0" }));
+    const index = { schemaVersion: 2, mediaType: INDEX_TYPE, manifests: this.#indexes };
+    await writeFile(join(this.#folder, "index.json"), JSON.stringify(index));
+  }
+
+  async #addJson(mediaType: string, value: object): Promise<Descriptor> {
+    const text = JSON.stringify(value);
+    const digest = `sha256:${createHash("sha256").update(text).digest("hex")}`;
+    await writeFile(this.#blob(digest), text);
+    return { mediaType, digest, size: Buffer.byteLength(text) };
+  }
+
+  #blob(digest: string): string {
+    return join(this.#folder, "blobs", digest.replace(":", "/"));
+  }
+}
+
+async function digestOf(file: string): Promise<string> {
+  const hash = createHash("sha256");
+  for await (const chunk of createReadStream(file)) hash.update(chunk as Buffer);
+  return `sha256:${hash.digest("hex")}`;
+}
