@@ -29,7 +29,7 @@ const path = join(import.meta.dirname, "../Dockerfile");
 /** @throws Error where there is no such stage */
 export async function dockerStage(name: string): Promise<Instruction[]> {
   const text = (await readFile(path, "utf8")).replaceAll(/^#.*\n/gm, "");
-  const stage = text.split(/^(?=FROM )/m).find((each) => new RegExp(`^FROM \\S+ AS ${name}\\n`).test(each));
+  const stage = text.split(/^(?=FROM )/m).find((each) => /^FROM \S+ AS (\S+)\n/.exec(each)?.[1] === name);
   if (stage === undefined) throw new Error(`the Dockerfile has no stage ${name}`);
   return [...stage.matchAll(/^([A-Z]+) ((?:[^\\\n]|\\\n|\\)+)$/gm)].map(([, instruction = "", value = ""]) => ({
     name: instruction,

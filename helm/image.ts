@@ -1,5 +1,5 @@
 /**
- * Makes vmlet's images without a container engine: `npm run image -- FOLDER [--platforms amd64,arm64] [--images vmlet]`.
+ * Makes vmlet's images without a container engine: `npm run image -- FOLDER [--platforms amd64,arm64] [--images NAME]`.
  * FOLDER becomes an OCI layout; `skopeo copy --all oci:FOLDER:vmlet docker://REGISTRY/vmlet:VERSION` pushes one of it.
  *
  * The Dockerfile says what is in them: its stages are read from it, the tree is that of assemble.ts, and the base is

@@ -1,4 +1,4 @@
-/** Writes images as an OCI layout: a folder that skopeo, podman, crane or containerd read. The same trees give the same bytes. */
+/** Writes images as an OCI layout: a folder that skopeo, podman or containerd read. The same trees give the same bytes. */
 import { execFileSync } from "node:child_process";
 import { createHash } from "node:crypto";
 import { createReadStream } from "node:fs";
@@ -46,7 +46,7 @@ export class OciLayout {
     this.#epoch = epoch;
   }
 
-  /** What lies in a folder, as root's, whoever made it. gzip and not zlib, whose bytes differ by processor. */
+  /** What lies in a folder, all of it as root's. gzip and not zlib, whose bytes differ by processor. */
   async addLayer(tree: string, createdBy: string): Promise<Layer> {
     await chmod(tree, 0o755);
     const tar = join(this.#folder, "layer.tar");

@@ -1,10 +1,11 @@
-/** One restart for all checks that need one: it comes when each of them has made what it looks at, or has failed before. */
+/** One restart for all checks that need one: it comes when each has made what it looks at, or has failed before. */
 import type { Clock } from "../../util/clock.ts";
 import type { Provider } from "../provider.ts";
 
 /**
  * @param run a check, which awaits `restarted` when it has made what it looks at
- * @returns what came of the checks, in their order, when the restart is over too: what comes next would meet it half-way
+ * @returns what came of the checks, in their order, when the restart is over too: what comes next would meet it
+ *   half-way
  */
 export async function aroundRestart<Check, Result>(
   checks: readonly Check[],
