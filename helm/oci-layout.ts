@@ -1,4 +1,4 @@
-/** Writes images as an OCI layout: a folder that skopeo, podman or containerd read. The same trees give the same bytes. */
+/** Writes images as an OCI layout, which skopeo, podman and containerd read. The same trees give the same bytes. */
 import { execFileSync } from "node:child_process";
 import { createHash } from "node:crypto";
 import { createReadStream } from "node:fs";
