@@ -1,8 +1,9 @@
-/** Pages that no document holds, from what the program itself says: its API, its metrics, its alerts. */
+/** Pages that no document holds, from what the program itself says: its API, its metrics, its alerts, its events. */
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { parse } from "yaml";
 import { createMetrics } from "../../src/telemetry/metrics.ts";
+import { EVENT_REASONS } from "./event-reasons.ts";
 import { machineApi } from "./machine-api.ts";
 import { table } from "./markdown.ts";
 
@@ -10,6 +11,7 @@ const ROOT = join(import.meta.dirname, "../..");
 
 const PAGES: Readonly<Record<string, () => string>> = {
   alerts: alertsPage,
+  events: eventsPage,
   metrics: metricsPage,
   "machine-api": () => machineApi(readFileSync(join(ROOT, "src/provider/contract/openapi.yaml"), "utf8")),
 };
@@ -47,6 +49,19 @@ The chart brings them with \`prometheusRule.enabled\` ([how](helm/vmlet/README.m
 its runbook.
 
 ${table(["Alert", "Severity", "After", "What it says"], rows)}
+`;
+}
+
+function eventsPage(): string {
+  const rows = Object.entries(EVENT_REASONS)
+    .toSorted(([a], [b]) => a.localeCompare(b))
+    .map(([reason, { on, from, meaning, cure = "" }]) => [`\`${reason}\``, on, from, meaning, cure]);
+  return `# Events
+
+What \`kubectl describe\` shows of pods and nodes that vmlet serves, by reason. Where a kubelet has an event for the same, it is the kubelet's. Those of the
+backend are the reference backend's and the clouds', which come with a machine's notices; another backend may have others.
+
+${table(["Reason", "On a", "From", "What it means", "What to do"], rows)}
 `;
 }
 

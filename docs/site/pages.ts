@@ -56,6 +56,7 @@ export const GROUPS: readonly Group[] = [
       { title: "Machine API", from: "made:machine-api", to: "machine-api" },
       { title: "The Machine API's rules", from: "docs/machine-api-rules.md", to: "machine-api-rules" },
       { title: "Metrics", from: "made:metrics", to: "metrics" },
+      { title: "Events", from: "made:events", to: "events" },
       { title: "Annotations and labels", from: "docs/annotations.md", to: "annotations" },
       { title: "Errors", from: "ERRORS.md", to: "errors" },
     ],
