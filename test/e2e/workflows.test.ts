@@ -23,7 +23,7 @@ function lint(file: string): { status: number | null; stdout: string } {
   return { status, stdout };
 }
 
-test.each(["ci.yaml", "release.yaml"])("%s is a workflow that GitHub takes", (file) => {
+test.each(["ci.yaml", "release.yaml", "site.yaml"])("%s is a workflow that GitHub takes", (file) => {
   expect(lint(join(workflows, file))).toEqual({ status: 0, stdout: "" });
 });
 

@@ -29,8 +29,17 @@ const files = readdirSync(folder).toSorted();
 const read = (file: string) => readFileSync(join(folder, file), "utf8");
 const { scripts } = JSON.parse(readFileSync(join(root, "package.json"), "utf8")) as { scripts: Record<string, string> };
 
-test("there are one for changes and one for releases", () => {
-  expect(files).toEqual(["ci.yaml", "release.yaml"]);
+test("there are one for changes, one for releases and one for the site", () => {
+  expect(files).toEqual(["ci.yaml", "release.yaml", "site.yaml"]);
+});
+
+test("the site is built without a right to publish, and published without the repository's code", () => {
+  const { build, publish } = (parse(read("site.yaml")) as Workflow).jobs;
+  expect(build!.permissions).toBe(undefined);
+  expect(build!.steps!.map(({ run }) => run)).toContain('npm run docs:site -- "$PWD/site"');
+  expect(publish!.permissions).toEqual({ pages: "write", "id-token": "write" });
+  expect(publish!.environment).toBe("github-pages");
+  expect(publish!.steps!.map(({ uses }) => uses)).toEqual(["actions/deploy-pages@v4"]);
 });
 
 test.each(files)("every command of npm in %s is one that the package has", (file) => {
