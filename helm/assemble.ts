@@ -25,7 +25,7 @@ import {
   writeFile,
 } from "node:fs/promises";
 import { tmpdir } from "node:os";
-import { dirname, join } from "node:path";
+import { dirname, join, resolve } from "node:path";
 import { bundle } from "./bundle.ts";
 
 const repository = join(import.meta.dirname, "..");
@@ -44,6 +44,8 @@ interface LockedPackage {
   os?: string[];
   cpu?: string[];
   libc?: string[];
+  dependencies?: Record<string, string>;
+  optionalDependencies?: Record<string, string>;
 }
 
 /** Files of packages that nothing reads at run time. */
@@ -56,6 +58,10 @@ const PAGE = ["server.js", "assets.js", "cluster-view.js", "feed.js", "guard.js"
 );
 /** Not in the image: it is for a person's own machine, and an image runs in a cluster. */
 const FOR_A_DESK = ["devcluster", "cli/dev.js", "cli/demo.js", "cli/ui.js", "cli/page.js", "cli/pod-kit", ...PAGE];
+/** Not packed: native code, and what is asked for by its name. */
+const LOADED = ["@bufbuild/protobuf", "@connectrpc/connect", "@connectrpc/connect-node", "@lydell/node-pty"];
+/** What stays of a package that was packed: who made it, and under which terms. */
+const TERMS = /^(?:package\.json|(?:licen[cs]e|notice|copying|authors)[^/]*)$/i;
 const PACKAGES_FOR_A_DESK = ["node_modules/@xterm/xterm", "node_modules/@xterm/addon-fit"];
 
 /**
@@ -82,7 +88,8 @@ export async function assemble(folder: string, cpu: string = process.arch): Prom
   await copyRuntimePackages(app, cpu);
   await copyPackageJson(app);
   await removeIdle(join(app, "dist"));
-  await bundle(join(app, "dist"), { without: FOR_A_DESK.map((path) => `src/${path}`) });
+  const packed = await bundle(join(app, "dist"), { without: FOR_A_DESK.map((path) => `src/${path}`) });
+  await removePackages(app, packed);
   for (const path of FOR_A_DESK) await rm(join(app, "dist/src", path), { recursive: true });
   await normalise(folder, Number(process.env["SOURCE_DATE_EPOCH"] ?? 0));
 }
@@ -117,6 +124,28 @@ async function copyRuntimePackages(app: string, cpu: string): Promise<void> {
   }
 }
 
+/** Of what was packed only the terms stay, and nothing of what nobody asks for; whole is what is loaded from there. */
+async function removePackages(app: string, packed: ReadonlySet<string>): Promise<void> {
+  const { packages } = await readLock();
+  const loaded = new Set<string>();
+  const load = (name: string, from: string): void => {
+    const nested = `${from}/node_modules/${name}`;
+    const place = nested in packages ? nested : `node_modules/${name}`;
+    const { dependencies, optionalDependencies } = packages[place] ?? {};
+    if (loaded.has(place)) return;
+    loaded.add(place);
+    for (const each of Object.keys({ ...dependencies, ...optionalDependencies })) load(each, place);
+  };
+  for (const name of LOADED) load(name, "");
+  for (const place of Object.keys(packages).filter((each) => each !== "" && !loaded.has(each)))
+    for (const file of await filesOf(join(app, place)).catch(() => [])) {
+      const isNested = file.startsWith("node_modules/");
+      const isKept = packed.has(resolve(app, place)) && TERMS.test(file);
+      if (!isNested && !isKept) await rm(join(app, place, file));
+    }
+  execFileSync("find", [join(app, "node_modules"), "-depth", "-type", "d", "-empty", "-delete"]);
+}
+
 function fits({ os, cpu, libc }: LockedPackage, wanted: string): boolean {
   return (os?.includes("linux") ?? true) && (cpu?.includes(wanted) ?? true) && (libc?.includes("glibc") ?? true);
 }
@@ -148,7 +177,7 @@ export async function copyPackage(place: string, app: string, source = join(repo
   }
   for (const file of await filesOf(source)) {
     // Nested packages are in the lock file themselves.
-    if (file.startsWith("node_modules/") || IDLE.test(file)) continue;
+    if (file.startsWith("node_modules/") || (IDLE.test(file) && !TERMS.test(file))) continue;
     await copy(join(source, file), join(app, place, file));
   }
 }

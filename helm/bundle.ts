@@ -26,8 +26,10 @@ const ENTRIES = [
 ];
 /** Also read as files: the shim is copied module by module. */
 const READ_AS_FILES = /^providers\/local\/shim\//;
-/** Native code, and what is only asked where it lies. */
-const EXTERNAL = [/^@lydell\/node-pty/, /^@xterm\//, /^@kubernetes\/client-node/, /^@bufbuild\//, /^@connectrpc\//];
+/** Native code, and what is only asked where it lies; of client-node, its whole, which only `vmlet dev` takes. */
+const EXTERNAL = [/^@lydell\/node-pty/, /^@xterm\//, /^@kubernetes\/client-node$/, /^@bufbuild\//, /^@connectrpc\//];
+/** Its modules only declare: what is not asked for may be left out, which is nearly all of it. */
+const DECLARES = /\/node_modules\/@kubernetes\/client-node\//;
 
 /**
  * An `import` of these reads each of their exports at once, and some of those load a great deal when they are read: of
@@ -38,9 +40,10 @@ const HEAVY_WHOLE = /^node:(?:http|crypto|fs|process|util|worker_threads)$/;
 /**
  * @param dist what `tsc -p tsconfig.build.json` wrote
  * @param options.without modules and folders in it that are left as they are, and may be removed afterwards
+ * @returns the folders of packages of which something was packed
  * @throws Error for whatever the bundler warns of
  */
-export async function bundle(dist: string, options: { without?: readonly string[] } = {}): Promise<void> {
+export async function bundle(dist: string, options: { without?: readonly string[] } = {}): Promise<Set<string>> {
   const root = resolve(dist);
   const { without = [] } = options;
   const isLeftOut = (path: string) => without.some((each) => path === each || path.startsWith(`${each}/`));
@@ -51,6 +54,7 @@ export async function bundle(dist: string, options: { without?: readonly string[
     platform: "node",
     preserveEntrySignatures: "allow-extension",
     external: (id) => EXTERNAL.some((each) => each.test(id)) || isLeftOut(relative(root, id)),
+    treeshake: { moduleSideEffects: (id) => !DECLARES.test(id) },
     plugins: [builtinsAsObjects, ownPlaces(root), oneByteTexts],
     logLevel: "warn",
     // How slow a busy machine is says nothing of the bundle.
@@ -86,7 +90,12 @@ export async function bundle(dist: string, options: { without?: readonly string[
       if (path.startsWith("..") || path.startsWith("\0") || written.has(path) || READ_AS_FILES.test(path)) continue;
       await rm(join(root, path), { force: true });
     }
+  const packed = chunks.flatMap(({ moduleIds }) => moduleIds.flatMap((id) => PACKAGE.exec(id)?.[0] ?? []));
+  return new Set(packed);
 }
+
+/** The folder of the package that a module is of. */
+const PACKAGE = /^.*\/node_modules\/(?:@[^/]+\/)?[^/]+/;
 
 /** Stands for the way from a chunk to the folder, until it is known where the chunk lies. */
 const UP = "__UP_TO_THE_FOLDER__";

@@ -278,7 +278,8 @@ type Applied = Parameters<ClientNodeConfig["applyToHTTPSOptions"]>[0];
 
 /** A KubeConfig of client-node's, whose authenticators remember nothing yet. It is loaded here, and only here. */
 async function clientNodeConfig({ clusters, users, contexts, currentContext }: KubeConfig): Promise<ClientNodeConfig> {
-  const { KubeConfig } = await import("@kubernetes/client-node");
+  // Not its main module, which has all of Kubernetes' types: what this one needs is a fortieth of it.
+  const { KubeConfig } = await import("@kubernetes/client-node/dist/config.js");
   const config = new KubeConfig();
   config.loadFromOptions({
     // client-node refuses http: servers unless TLS verification is off; there is none to verify.

@@ -36,6 +36,23 @@ describe("the run-time tree", () => {
     expect(found).toEqual([]);
   });
 
+  test("has of packages what it loads, and of those that were packed their terms alone", async () => {
+    const files = (await readdir(join(root, "app/node_modules"), { recursive: true, withFileTypes: true }))
+      .filter((file) => file.isFile())
+      .map(({ parentPath, name }) => join(parentPath, name).slice(join(root, "app/node_modules/").length));
+    const isLoaded = (file: string) => /^@(?:bufbuild|connectrpc|lydell)\//.test(file);
+    expect(files).toEqual(
+      expect.arrayContaining(["pino/LICENSE", "openid-client/LICENSE.md", "@connectrpc/connect/package.json"]),
+    );
+    expect(
+      files.filter(
+        (file) => !isLoaded(file) && !/\/(?:package\.json|(?:licen[cs]e|notice|copying|authors)[^/]*)$/i.test(file),
+      ),
+    ).toEqual([]);
+    // What client-node has for archives and sockets, which nothing here asks for.
+    expect(files.filter((file) => /^(?:tar-fs|bare-fs|isomorphic-ws)\//.test(file))).toEqual([]);
+  });
+
   test("prints its version", async () => {
     const { stdout } = await runCommand(join(root, "app/bin/node"), [
       join(root, "app/dist/src/cli/main.js"),
