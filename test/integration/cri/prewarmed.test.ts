@@ -1,0 +1,3 @@
+import { prewarmedImages } from "../backend/prewarmed-images.ts";
+
+await prewarmedImages("cri");
