@@ -85,6 +85,7 @@ export class HttpVmProvider implements Provider {
       ...(info.os !== undefined && { os: info.os }),
       ...(info.architecture !== undefined && { architecture: info.architecture }),
       ...(info.runtime_handlers !== undefined && { runtimeHandlers: info.runtime_handlers }),
+      ...(info.running_in_user_namespace !== undefined && { runningInUserNamespace: info.running_in_user_namespace }),
       ...(info.volume_classes !== undefined && { volumeClasses: info.volume_classes }),
       ...(info.zone !== undefined && { zone: plainText(info.zone, 253) }),
       ...(info.limits?.attached_volumes !== undefined && { maxAttachedVolumes: info.limits.attached_volumes }),

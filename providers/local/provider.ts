@@ -58,6 +58,7 @@ import { capabilitiesOf } from "./capabilities.ts";
 import type { Engine, HostProblem, Shims } from "./engine.ts";
 import { type EvictionOptions, HostCare, type ShutdownGrace } from "./host-care.ts";
 import { findTool } from "./host/command.ts";
+import { runsInUserNamespace } from "./host/proc.ts";
 import { HostPlugins, type PluginOptions } from "./plugins/host-plugins.ts";
 import { type PrewarmOptions, type PrewarmedImages, prewarmedOf } from "./images/prewarmed.ts";
 import { lockFile } from "./host/lock.ts";
@@ -312,6 +313,7 @@ export class LocalProvider implements Provider {
       // Every engine runs what this host's processor runs; engine vm's guests are of its kind too.
       os: "linux",
       architecture: goArchitecture(process.arch),
+      runningInUserNamespace: runsInUserNamespace(),
       ...(this.#engine.reserved !== undefined && { reserved: this.#engine.reserved }),
       ...(this.volumes !== undefined && this.#volumes?.classes && { volumeClasses: this.#volumes.classes }),
       ...(this.#engine.runtimeHandlers !== undefined && { runtimeHandlers: this.#engine.runtimeHandlers }),

@@ -60,6 +60,7 @@ export class BackendInfo {
       runtime: { name: reported?.name ?? this.#config.provider.type, version: reported?.version },
       capabilities: reported?.capabilities,
       runtimeHandlers: reported?.runtimeHandlers,
+      runningInUserNamespace: reported?.runningInUserNamespace,
       ...(reported &&
         this.#capabilities.has("volumes.persistent") && {
           volumes: { zone: reported.zone, count: reported.maxAttachedVolumes },

@@ -41,7 +41,11 @@ export type PodStatus = DeepReadonly<Wire<V1PodStatus>>;
 export type PodCondition = DeepReadonly<Wire<V1PodCondition>>;
 export type Container = DeepReadonly<Wire<V1Container>>;
 export type ContainerStatus = DeepReadonly<Wire<V1ContainerStatus>>;
-export type Node = DeepReadonly<Wire<V1Node>>;
+export type Node = DeepReadonly<Wire<V1Node> & { status?: { nodeInfo?: NodeInfoOf137 } }>;
+/** Newer than client-node's models. */
+interface NodeInfoOf137 {
+  runningInUserNamespace?: boolean;
+}
 export type Lease = DeepReadonly<Wire<V1Lease>>;
 export type ConfigMap = DeepReadonly<Wire<V1ConfigMap>>;
 export type Secret = DeepReadonly<Wire<V1Secret>>;

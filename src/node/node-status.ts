@@ -58,9 +58,13 @@ const NEWEST_MINOR = 37;
  * @param version vmlet's own
  */
 export function kubeletVersion(gitVersion: string | undefined, version: string): string {
-  const [, minor = NEWEST_MINOR] = /^v1\.(\d+)/.exec(gitVersion ?? "") ?? [];
   // Build metadata, not a pre-release: that would sort below the version it follows.
-  return `v1.${Math.min(Number(minor), NEWEST_MINOR)}.0+vmlet.${version}`;
+  return `v1.${Math.min(minorOf(gitVersion), NEWEST_MINOR)}.0+vmlet.${version}`;
+}
+
+function minorOf(version: string | undefined): number {
+  const [, minor = NEWEST_MINOR] = /^v1\.(\d+)/.exec(version ?? "") ?? [];
+  return Number(minor);
 }
 
 function runtimeVersion({ name, version }: NodeDescription["runtime"], existing: Node | undefined): string {
@@ -272,8 +276,21 @@ export function nodeStatus(
       kubeProxyVersion: "",
       operatingSystem: os,
       architecture,
+      ...inUserNamespace(settings, existing, observation.kubeletVersion),
     },
   };
+}
+
+/** Since 1.37. Older API servers drop it, and would be sent it again and again. */
+function inUserNamespace(
+  { capabilities, runningInUserNamespace }: NodeDescription,
+  existing: Node | undefined,
+  kubeletVersion: string,
+) {
+  if (minorOf(kubeletVersion) < 37) return {};
+  // An agent that has just been started does not know yet.
+  const told = capabilities === undefined ? existing?.status?.nodeInfo?.runningInUserNamespace : runningInUserNamespace;
+  return told === undefined ? {} : { runningInUserNamespace: told };
 }
 
 const NOTHING: ResourceMap = { cpu: "0", memory: "0", pods: "0", "ephemeral-storage": "0" };

@@ -45,6 +45,8 @@ export interface BackendReport {
   capabilities?: readonly Capability[] | undefined;
   /** What RuntimeClasses may lead to there, once it has said what it can do; undefined when there is no choice. */
   runtimeHandlers?: readonly RuntimeHandler[] | undefined;
+  /** Whether the machines' host is inside a user namespace, once it has said so. */
+  runningInUserNamespace?: boolean | undefined;
   /** Of volumes that outlive machines, once it has said that it has them: where they are, and how many there may be. */
   volumes?: { zone?: string | undefined; count?: number | undefined } | undefined;
   /** Default linux/amd64. */

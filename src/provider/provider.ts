@@ -39,6 +39,8 @@ export interface ProviderInfo {
    */
   os?: string;
   architecture?: string;
+  /** Whether its machines' host is inside a user namespace. Absent: it does not say. */
+  runningInUserNamespace?: boolean;
   /** What a machine's `runtime_handler` may name. Absent: there is no choice. */
   runtimeHandlers?: readonly RuntimeHandler[];
   /** What a volume's `class` may name; the first is that of volumes which name none. Absent: there is no choice. */

@@ -74,6 +74,11 @@ export function bootId(): string {
   return readFileSync("/proc/sys/kernel/random/boot_id", "utf8").trim();
 }
 
+/** Whether this process is inside a user namespace, by its map of user ids: the first one has them all, as they are. */
+export function runsInUserNamespace(map: string = readFileSync("/proc/self/uid_map", "latin1")): boolean {
+  return map.trim().split(/\s+/).join(" ") !== "0 0 4294967295";
+}
+
 /** The process that was asked about is no more. */
 export function isGone(thrown: unknown): boolean {
   return isMissing(thrown) || (thrown as NodeJS.ErrnoException).code === "ESRCH";

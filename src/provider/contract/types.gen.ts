@@ -622,6 +622,8 @@ export interface components {
         /** @description It can mount read-only what lies below a mount too. */
         recursive_read_only_mounts?: boolean;
       }[];
+      /** @description Whether the host of its machines, as the backend has it, is inside a user namespace: what wants all rights of a host fails there. It is told in the node's status from Kubernetes 1.37 on. Absent: it does not say. */
+      running_in_user_namespace?: boolean;
       /** @description Kinds of volumes that a `PersistentVolumeSpec` may name as `class`. The first one is what a volume gets that names none. Absent: there is no choice, and a volume has one machine at a time. */
       volume_classes?: components["schemas"]["VolumeClass"][];
       /** @description Where its machines are: what a volume's `zone` has to be for them. Absent: there are no zones. */
@@ -2546,4 +2548,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: 666564686663af88730661d6b421c4891b20ca7cd2b339e63c043a152f1dfabb
+// sha256 of openapi.yaml: 88c36fab18e50351c7123331481076df55fa8da7e90b5d716497211f47a69eeb

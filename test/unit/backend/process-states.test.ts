@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { hasEnded, parseStat } from "../../../providers/local/host/proc.ts";
+import { hasEnded, parseStat, runsInUserNamespace } from "../../../providers/local/host/proc.ts";
 
 /** As /proc/PID/stat shows a program of this name. */
 const stat = (state: string, threads: number, name = "program") =>
@@ -18,4 +18,14 @@ test.each([
 
 test("a program may be called as it likes", () => {
   expect(stat("S", 2, "a) Z 1 (b")).toMatchObject({ state: "S", threads: 2, startTime: "4711" });
+});
+
+test.each([
+  ["all, as they are", "         0          0 4294967295\n", false],
+  ["those of one", "         0       1000          1\n", true],
+  ["a range for containers", "         0     100000      65536\n", true],
+  ["two ranges", "         0       1000          1\n         1     100000      65536\n", true],
+  ["none", "", true],
+])("a process whose map has user ids of its parent, %s, is inside a user namespace: %j %s", (_title, map, inside) => {
+  expect(runsInUserNamespace(map)).toBe(inside);
 });

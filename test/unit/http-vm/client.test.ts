@@ -363,6 +363,11 @@ describe("a reply that can be used", () => {
     expect(await provider.getInfo({ signal })).toMatchObject({ runtimeHandlers: runtime_handlers });
   });
 
+  test.each([true, false, undefined])("says of its host whether that is inside a user namespace: %s", async (told) => {
+    answer({ body: { name: "b", version: "1", api: "v1", capabilities: [], running_in_user_namespace: told } });
+    expect((await provider.getInfo({ signal })).runningInUserNamespace).toBe(told);
+  });
+
   test("says of its machines what no label could hold", async () => {
     answer({ body: { name: "b", version: "1", api: "v1", capabilities: [], architecture: "x86 64/v3" } });
     await expect(provider.getInfo({ signal })).rejects.toMatchObject({ code: "unavailable" });

@@ -431,6 +431,30 @@ describe("runtime handlers", () => {
   });
 });
 
+describe("whether the machines' host is inside a user namespace", () => {
+  const newer = well({ kubeletVersion: "v1.37.0+vmlet.0.1.0" });
+  const inside: NodeDescription = { ...settings, capabilities: [], runningInUserNamespace: true };
+
+  test.each([true, false])("is told as the backend says it: %s", (runningInUserNamespace) => {
+    const node = newNode({ ...inside, runningInUserNamespace }, newer, T0);
+    expect(node.status?.nodeInfo?.runningInUserNamespace).toBe(runningInUserNamespace);
+  });
+
+  test("is not told by a kubelet of 1.36, whose API server would drop it each time", () => {
+    expect(newNode(inside, well(), T0).status?.nodeInfo).not.toHaveProperty("runningInUserNamespace");
+  });
+
+  test("is not told of where the backend does not say", () => {
+    expect(newNode(settings, newer, T0).status?.nodeInfo).not.toHaveProperty("runningInUserNamespace");
+  });
+
+  test("stands while the backend has not answered to an agent that was restarted", () => {
+    const { next, changed } = applied(newNode(inside, newer, T0), newer, T0 + 10_000, settings);
+    expect(next.status?.nodeInfo?.runningInUserNamespace).toBe(true);
+    expect(changed).toBe(false);
+  });
+});
+
 describe("the platform of the machines", () => {
   const platformsOf = ({ metadata, status }: Node) => [
     [metadata?.labels?.["kubernetes.io/os"], metadata?.labels?.["kubernetes.io/arch"]],

@@ -21,6 +21,7 @@ export async function getInfo(
       os,
       architecture,
       runtime_handlers: runtimeHandlers,
+      running_in_user_namespace: rest.runningInUserNamespace,
       volume_classes: rest.volumeClasses,
       zone: rest.zone,
       reserved: rest.reserved,
