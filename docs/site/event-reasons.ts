@@ -87,6 +87,11 @@ export const EVENT_REASONS: Readonly<Record<string, EventReason>> = {
     meaning: "A container could not be made: its image, its configuration or its command; the message says which.",
     cure: "Do what the message says; CreateContainerConfigError names a ConfigMap, Secret or key that is missing.",
   },
+  EvictionHeld: {
+    ...{ on: "Pod", from: "agent" },
+    meaning: "The pod's machine is said to go, and so are those of many others at once: evictions are held back.",
+    cure: "The message says what is doubtful; see whether the backend tells the truth.",
+  },
   FailedCreate: {
     ...{ on: "Pod", from: "agent" },
     meaning: "The backend could not make the machine yet; it is tried again, later and later.",
@@ -204,6 +209,11 @@ export const EVENT_REASONS: Readonly<Record<string, EventReason>> = {
   MachineDisruption: {
     ...{ on: "Pod", from: "agent" },
     meaning: "The pod's machine is about to be taken away; the pod is evicted.",
+  },
+  MachineLost: {
+    ...{ on: "Pod", from: "agent" },
+    meaning: "The backend says that the pod's machine is not there any more; the pod is failed.",
+    cure: "See whether the backend has lost its state, or somebody removed the machine behind the agent's back.",
   },
   MachineUnknown: {
     ...{ on: "Pod", from: "agent" },

@@ -309,6 +309,7 @@ export class PodReconciler {
     // Its controller replaces it at once, and a backend may take the next one's machine away as soon.
     if (verdict === LOST || verdict.reason === OUT_OF_TIME) this.#creation.lost(pod);
     if (verdict !== LOST) return;
+    this.#options.event(pod, { type: "Warning", reason: LOST.reason, message: LOST.message });
     this.#options.hooks?.onLost?.();
   }
 

@@ -381,6 +381,9 @@ describe("a machine that is missing with many others at once", () => {
     await world.pass(30_000);
     expect(world.pod.status).toMatchObject({ phase: "Failed", reason: "MachineLost" });
     expect(world.losses.missing).toBe(0);
+    expect(world.events.filter(({ reason }) => reason === "MachineLost")).toEqual([
+      { type: "Warning", reason: "MachineLost", message: "The machine that ran this pod is gone from the backend" },
+    ]);
   });
 
   test("and comes back leaves its pod as it was", async () => {
