@@ -55,7 +55,7 @@ const PLUGINS = ["bridge", "host-local"];
 /** With a disk that its journal was replayed on, and processors that are others', it takes its time. */
 const START: PatienceLimits = { ms: 30_000, processorMs: 60_000 };
 /** How long a containerd that runs may take to answer before it is started again. */
-const PATIENCE_MS = 15_000;
+const PATIENCE: PatienceLimits = { ms: 15_000, processorMs: 60_000 };
 /** A fraction of what it may take to start: it waits for each shim that hangs, as many at a time as there are cores. */
 const SHIM_TIMEOUT = "10s";
 const POLL_MS = 20;
@@ -120,11 +120,13 @@ export class OwnContainerd {
   /** One that is slow is not started again: its start would be slower. */
   async #isWell(signal: AbortSignal): Promise<boolean> {
     const { clock } = this.#options;
-    const deadline = clock.monotonic() + PATIENCE_MS;
+    const pid = await this.#alive();
+    if (pid === undefined) return false;
+    using patience = patienceFor(() => processorMsOf(pid), PATIENCE, clock, PROGRAM);
     while ((await this.#alive()) !== undefined) {
       if (await this.#answers(signal)) return true;
       signal.throwIfAborted();
-      if (clock.monotonic() > deadline) return false;
+      if (patience.signal.aborted) return false;
       await clock.sleep(POLL_MS, signal);
     }
     return false;
