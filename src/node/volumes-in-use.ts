@@ -67,6 +67,11 @@ export class VolumesInUse {
     return false;
   }
 
+  /** Whether another pod's machine has it, or is to have it, as far as this process knows. */
+  isOthers(podUid: string, handle: string): boolean {
+    return [...this.#claimed].some(([uid, handles]) => uid !== podUid && handles.includes(handle));
+  }
+
   /** Its machine, if it has one, is now the backend's to tell of. */
   release(podUid: string): void {
     const handles = this.#claimed.get(podUid) ?? [];

@@ -10,7 +10,7 @@ export function disksFrom(parts: { kube: Kube; clock: Clock; onChange?: (podUid:
     ...parts,
     nodeName: "burst-0",
     reservation: "cluster.burst-0",
-    use: { claim: () => true, release: () => undefined },
+    use: { claim: () => true, isOthers: () => false, release: () => undefined },
     random: () => 0,
   });
 }

@@ -33,6 +33,8 @@ interface DiskUse {
    * @returns whether the Node says so
    */
   claim(podUid: string, handles: readonly string[]): boolean;
+  /** Whether another pod's machine is to have it. */
+  isOthers(podUid: string, handle: string): boolean;
   /** No machine of this pod is to have any; one that has them is the backend's to tell of. */
   release(podUid: string): void;
 }
@@ -58,7 +60,10 @@ const AT_ONCE = 8;
 interface Bound {
   /** Name in the pod. */
   name: string;
+  claimName: string;
   handle: string;
+  /** By its access mode. */
+  isOnePods: boolean;
   disk: Omit<VolumeClaim, "name">;
 }
 
@@ -100,7 +105,8 @@ export class PodDisks {
     // It was released meanwhile, and nobody would release what is claimed for it now.
     if (!isNewest || this.#options.isLive?.(uid) === false)
       return new Map(volumes.map(({ name }) => [name, { kind: "waiting" }]));
-    const bound = found.flatMap((each) => (each.ok ? [each.value] : []));
+    const free = found.map((each) => (each.ok ? this.#unlessTaken(pod, each.value) : each));
+    const bound = free.flatMap((each) => (each.ok ? [each.value] : []));
     if (bound.length === found.length && (await this.#isAttached(uid, bound, signal))) {
       this.#looks.forget(uid);
       return new Map(bound.map(({ name, disk }) => [name, { kind: "found", disk }]));
@@ -108,7 +114,7 @@ export class PodDisks {
     const stage: Stage = bound.length === found.length ? "node" : "claims";
     this.#looks.again(uid, stage);
     return new Map(
-      found.map((each, index) => [
+      free.map((each, index) => [
         volumes[index]!.name,
         { kind: "waiting", ...(!each.ok && each.message !== "" && { message: each.message }) },
       ]),
@@ -132,6 +138,16 @@ export class PodDisks {
 
   close(): void {
     this.#looks.close();
+  }
+
+  /** kubelet: ErrReadWriteOncePod. The scheduler keeps such pods apart; one that names its node itself passes it by. */
+  #unlessTaken(pod: Pod, bound: Bound): Result<Bound> {
+    if (!bound.isOnePods || !this.#options.use.isOthers(uidOf(pod), bound.handle)) return success(bound);
+    return claimProblem(
+      pod,
+      bound.claimName,
+      "volume uses the ReadWriteOncePod access mode and is already in use by another pod",
+    );
   }
 
   async #isAttached(uid: string, bound: readonly Bound[], signal: AbortSignal): Promise<boolean> {
@@ -165,7 +181,7 @@ export class PodDisks {
     const claim = await this.#claim(pod, claimName, isOwn, signal);
     const bound = claim.ok ? await this.#disk(pod, volume, claim.value, signal) : claim;
     if (bound.ok || bound.message === "") return bound;
-    return failure(`error processing PVC ${pod.metadata?.namespace}/${claimName}: ${bound.message}`);
+    return claimProblem(pod, claimName, bound.message);
   }
 
   /** @param isOwn the claim was made for this pod, and goes with it */
@@ -199,7 +215,9 @@ export class PodDisks {
     const handle = csi.volumeHandle;
     return success({
       name: volume.name,
+      claimName: claim.metadata?.name ?? "",
       handle,
+      isOnePods: isOnePods(spec),
       disk: {
         type: "persistent",
         volume: handle,
@@ -231,6 +249,9 @@ export class PodDisks {
   }
 }
 
+const claimProblem = ({ metadata }: Pod, claimName: string, problem: string) =>
+  failure(`error processing PVC ${metadata?.namespace}/${claimName}: ${problem}`);
+
 /** The name that the attach-detach controller gives it (`getAttachmentName`). */
 function attachmentPath(handle: string, nodeName: string): string {
   const hash = createHash("sha256").update(`${handle}${CSI_DRIVER}${nodeName}`).digest("hex");
@@ -251,6 +272,8 @@ function isReadOnlyVolume(spec: VolumeSpec): boolean {
   const modes = spec?.accessModes ?? [];
   return spec?.csi?.readOnly === true || (modes.length > 0 && modes.every((mode) => mode === "ReadOnlyMany"));
 }
+
+const isOnePods = (spec: VolumeSpec): boolean => spec?.accessModes?.includes("ReadWriteOncePod") ?? false;
 
 function notOurs(csi: NonNullable<VolumeSpec>["csi"]): string {
   if (csi) return `is of the CSI driver ${csi.driver}, which this node does not have (it has ${CSI_DRIVER})`;

@@ -65,7 +65,11 @@ export class AgentDisks {
       const isTold = inUse.claim(uid, handles);
       return mutant?.isTold?.(isTold) ?? isTold;
     };
-    const use = { claim, release: (uid: string) => inUse.release(uid) };
+    const use = {
+      claim,
+      isOthers: (uid: string, handle: string) => inUse.isOthers(uid, handle),
+      release: (uid: string) => inUse.release(uid),
+    };
     const isLive = (uid: string) => {
       const pod = agent.controller.store.get(uid);
       return pod !== undefined && !isTerminal(pod);

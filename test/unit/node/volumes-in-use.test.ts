@@ -67,6 +67,17 @@ describe("the volumes that a Node says are in use", () => {
     expect(told).toEqual(["u1"]);
   });
 
+  test("are another pod's until that one is released", () => {
+    inUse.claim("u1", ["a", "b"]);
+    expect([inUse.isOthers("u1", "a"), inUse.isOthers("u2", "a"), inUse.isOthers("u2", "c")]).toEqual([
+      false,
+      true,
+      false,
+    ]);
+    inUse.release("u1");
+    expect(inUse.isOthers("u2", "a")).toBe(false);
+  });
+
   test("stay until the backend says that no machine of this node has them", async () => {
     inUse.claim("u1", ["a"]);
     report(nodeSaying());

@@ -39,7 +39,11 @@ describe("a pod's persistent volume", () => {
     clock = new VirtualClock();
     [changed, claimed, released, isTold] = [[], [], [], true];
     objects = {
-      [CLAIM]: { metadata: { uid: "claim-uid" }, spec: { volumeName: "pv-1" }, status: { phase: "Bound" } },
+      [CLAIM]: {
+        metadata: { uid: "claim-uid", name: "data-web-0" },
+        spec: { volumeName: "pv-1" },
+        status: { phase: "Bound" },
+      },
       [VOLUME]: { metadata: { name: "pv-1" }, spec: SPEC },
       [NODE]: { status: { volumesAttached: [{ name: DISK_PREFIX + HANDLE, devicePath: "" }] } },
       [attachmentOf(HANDLE)]: { metadata: {}, status: { attached: true } },
@@ -54,6 +58,7 @@ describe("a pod's persistent volume", () => {
           claimed.push([uid, handles]);
           return isTold;
         },
+        isOthers: (uid, handle) => claimed.some(([other, handles]) => other !== uid && handles.includes(handle)),
         release: (uid) => void released.push(uid),
       },
       clock,
@@ -91,6 +96,23 @@ describe("a pod's persistent volume", () => {
   ])("is waited for without a word while it is not attached: %s", async (_why, path, object) => {
     objects[path] = object;
     expect(await read()).toEqual({ kind: "waiting" });
+  });
+
+  test("for one pod alone is not claimed for a second one, and says so in a kubelet's words", async () => {
+    objects[VOLUME] = { metadata: { name: "pv-1" }, spec: { ...SPEC, accessModes: ["ReadWriteOncePod"] } };
+    claimed.push(["first", [HANDLE]]);
+    expect(await read()).toEqual({
+      kind: "waiting",
+      message:
+        "error processing PVC shop/data-web-0: volume uses the ReadWriteOncePod access mode and is already in use by another pod",
+    });
+    claimed.length = 0;
+    expect(await read()).toMatchObject({ kind: "found" });
+  });
+
+  test("for a node is claimed for a second pod of it", async () => {
+    claimed.push(["first", [HANDLE]]);
+    expect(await read()).toMatchObject({ kind: "found" });
   });
 
   test("is waited for while the API server does not answer what is attached", async () => {
