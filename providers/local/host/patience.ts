@@ -9,7 +9,7 @@ import { processStat } from "./proc.ts";
 export interface PatienceLimits {
   /** On a host that has processors to spare. */
   ms: number;
-  /** Of a processor, on any host. */
+  /** Of a processor, on any host, from the beginning of the wait. */
   processorMs: number;
 }
 
@@ -34,15 +34,16 @@ export function patienceFor(
   const over = new AbortController();
   const begin = clock.monotonic();
   const everyMs = Math.min(LOOK_MS, most.ms);
-  let before = processorMs() ?? 0;
+  const first = processorMs() ?? 0;
+  let before = first;
   const look = () => {
     const spent = processorMs();
     const waited = clock.monotonic() - begin;
-    const isStarved = spent !== undefined && spent - before >= LEAST_MS && spent < most.processorMs;
+    const isStarved = spent !== undefined && spent - before >= LEAST_MS && spent - first < most.processorMs;
     if (spent === undefined || (waited >= most.ms - 1 && !isStarved)) {
       over.abort(
         new Error(
-          `no answer of ${who} in ${Math.round(waited / 1000)} s, in which it has computed for ${(spent ?? 0) / 1000} s`,
+          `no answer of ${who} in ${Math.round(waited / 1000)} s, in which it has computed for ${((spent ?? first) - first) / 1000} s`,
         ),
       );
       return;

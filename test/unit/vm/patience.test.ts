@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { FIRST_ANSWER } from "../../../providers/local/engines/vm/patience.ts";
+import { CALL_PROCESSOR_MS, FIRST_ANSWER } from "../../../providers/local/engines/vm/patience.ts";
 import { patienceFor } from "../../../providers/local/host/patience.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
 
@@ -32,6 +32,17 @@ test("a guest whose host is overrun is waited for as long as it comes on, until 
 
 test("a guest that stops computing on the way is given up", async () => {
   expect(await waitedFor((second) => (second < 60 ? 1 / 20 : 0))).toBeLessThan(71);
+});
+
+test("what a guest has computed before it was asked is not held against it when its host is overrun", async () => {
+  const clock = new VirtualClock();
+  let computed = 10 * CALL_PROCESSOR_MS;
+  using patience = patienceFor(() => computed, { ms: 30_000, processorMs: CALL_PROCESSOR_MS }, clock);
+  for (let second = 1; second <= 120; second++) {
+    computed += 50;
+    await clock.advance(1000);
+  }
+  expect(patience.signal.aborted).toBe(false);
 });
 
 test("a guest that is no more is not waited for", async () => {
