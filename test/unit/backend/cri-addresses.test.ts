@@ -5,7 +5,7 @@ import { describe, expect, test } from "vitest";
 import { SandboxAddresses } from "../../../providers/local/engines/cri/sandbox-addresses.ts";
 import { taskIds } from "../../../providers/local/engines/cri/shims.ts";
 
-const [LIVE, GONE] = ["1".repeat(64), "2".repeat(64)];
+const [LIVE, GONE, NEW] = ["1".repeat(64), "2".repeat(64), "3".repeat(64)];
 
 function written(leases: Record<string, string>, results: readonly string[] = []) {
   const dir = mkdtempSync(join(tmpdir(), "vmlet-addresses-"));
@@ -16,6 +16,8 @@ function written(leases: Record<string, string>, results: readonly string[] = []
   for (const name of results) writeFileSync(join(cache, name), "{}");
   return {
     addresses: new SandboxAddresses(join(dir, "leases"), "vmlet-vmlet0", cache),
+    write: (name: string, text: string) => writeFileSync(join(folder, name), text),
+    writeResult: (name: string) => writeFileSync(join(cache, name), "{}"),
     leases: () => readdirSync(folder).toSorted(),
     results: () => readdirSync(cache).toSorted(),
   };
@@ -49,6 +51,17 @@ describe("the address of a sandbox", () => {
     const { addresses, results } = written({}, [`vmlet-vmlet0-${LIVE}-eth0`, `vmlet-vmlet0-${GONE}-eth0`, ...others]);
     await addresses.retain(new Set([LIVE]));
     expect(results()).toEqual([...others, `vmlet-vmlet0-${LIVE}-eth0`].toSorted());
+  });
+
+  test("that is being made while those before are forgotten is its own", async () => {
+    const world = written({ "10.99.0.2": `${GONE}\r\neth0`, "10.99.0.3": GONE });
+    const before = await world.addresses.written();
+    world.write("10.99.0.3", `${NEW}\r\neth0`);
+    world.write("10.99.0.4", "");
+    world.writeResult(`vmlet-vmlet0-${NEW}-eth0`);
+    await world.addresses.forget(before, new Set([LIVE]));
+    expect(world.leases()).toEqual(["10.99.0.3", "10.99.0.4"]);
+    expect(world.results()).toEqual([`vmlet-vmlet0-${NEW}-eth0`]);
   });
 
   test("is nothing to forget where there never was one", async () => {

@@ -28,7 +28,7 @@ import { isAlive, processStat } from "../../host/proc.ts";
 import { removeTree } from "../../host/remove-tree.ts";
 import { CriClient } from "./client.ts";
 import { lastWords, loggedExits } from "./containerd-log.ts";
-import { SandboxAddresses } from "./sandbox-addresses.ts";
+import { SandboxAddresses, type WrittenAddresses } from "./sandbox-addresses.ts";
 import { sandboxImage } from "./sandbox-image.ts";
 import { endShims, taskExit, type TaskExit, taskIds, watchTaskExits } from "./shims.ts";
 
@@ -76,6 +76,8 @@ export class OwnContainerd {
   readonly #options: OwnContainerdOptions;
   readonly #runDir: string;
   #registryUrl = NOBODY;
+  /** Of before containerd was started, until it is looked through: later, sandboxes are being made. */
+  #former: WrittenAddresses | undefined;
 
   constructor(options: OwnContainerdOptions) {
     this.#options = options;
@@ -114,6 +116,7 @@ export class OwnContainerd {
   /** Starts it, unless it runs; fulfilled when it answers. @throws Error with the end of its log when it does not */
   async start(signal: AbortSignal): Promise<void> {
     if (!(await this.#isWell(signal))) await this.#begin(signal);
+    if (this.#former !== undefined) await this.#forgetStrays(this.#former, signal);
     await this.#provideSandboxImage(signal);
   }
 
@@ -135,6 +138,7 @@ export class OwnContainerd {
   async #begin(signal: AbortSignal): Promise<void> {
     await this.stop();
     await this.#configure();
+    this.#former = await this.#addresses.written();
     const started = new AbortController();
     try {
       await this.#keepExits(started.signal);
@@ -142,7 +146,6 @@ export class OwnContainerd {
     } finally {
       started.abort(new Error("containerd has started"));
     }
-    await this.#forgetStrays(signal);
   }
 
   async #spawn(signal: AbortSignal): Promise<void> {
@@ -179,17 +182,19 @@ export class OwnContainerd {
   }
 
   /** What is written down of containers and sandboxes that containerd does not have: it was killed, or its host was. */
-  async #forgetStrays(signal: AbortSignal): Promise<void> {
+  async #forgetStrays(former: WrittenAddresses, signal: AbortSignal): Promise<void> {
     const client = new CriClient(this.socket);
     try {
+      // In this order: one that begins and ends meanwhile has its end written down.
+      const exits = await readdir(join(this.#runDir, "exits"));
       const { containers } = await client.runtime.listContainers({}, client.within(LIST_MS, signal));
       const known = new Set(containers.map(({ id }) => id));
-      for (const id of await readdir(join(this.#runDir, "exits")))
-        if (!known.has(id)) await rm(this.#exitFile(id), { force: true });
+      for (const id of exits) if (!known.has(id)) await rm(this.#exitFile(id), { force: true });
       const { items } = await client.runtime.listPodSandbox({}, client.within(LIST_MS, signal));
       // One that containerd could not take up may run, and has its address.
       const running = await taskIds(join(this.#runDir, "state"));
-      await this.#addresses.retain(new Set([...running, ...items.map(({ id }) => id)]));
+      await this.#addresses.forget(former, new Set([...running, ...items.map(({ id }) => id)]));
+      this.#former = undefined;
     } finally {
       client.close();
     }
