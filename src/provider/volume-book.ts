@@ -245,7 +245,7 @@ export class VolumeBook implements VolumeProvider {
       const { reservations = [] } = record?.volume ?? {};
       if (record === undefined || !reservations.some((each) => each.name === name)) return;
       const holders = () => this.#options.attachments(id).filter((each) => each.reservation === name);
-      if (force) for (const { machine } of holders()) this.#options.stop?.(machine);
+      if (force) stopAll(holders(), this.#options.stop);
       // Whatever was said of them: who is told that it is released gives the volume to another machine.
       const [holder] = holders();
       if (holder !== undefined) throw heldBy(id, holder);
@@ -543,3 +543,15 @@ function assertCopy({ mode, fs_type, size_bytes }: PersistentVolumeSpec, { volum
 
 /** What is thrown rejects. */
 const settled = <T>(work: () => T): Promise<T> => new Promise((resolve) => resolve(work()));
+
+/** @throws what the first threw that cannot be stopped, when all have been asked to */
+function stopAll(holders: readonly VolumeAttachment[], stop: VolumeBookOptions["stop"]): void {
+  const failures: unknown[] = [];
+  for (const { machine } of holders)
+    try {
+      stop?.(machine);
+    } catch (thrown) {
+      failures.push(thrown);
+    }
+  if (failures.length > 0) throw failures[0];
+}

@@ -323,6 +323,24 @@ describe("a reservation", () => {
     expect(stopped).toEqual(["of-node-a"]);
   });
 
+  test("that is given back by force stops the others though one cannot be told to", async () => {
+    const asked: string[] = [];
+    const { open, attach } = setup();
+    const book = open({
+      classes: [{ name: "shared", sharing: "writers" }],
+      stop: (machine) => {
+        asked.push(machine);
+        throw new ProviderError("unavailable", "the disk is full");
+      },
+    });
+    await book.create("disk", spec(), options);
+    await book.reserve("disk", "node-a", options);
+    for (const machine of ["one", "two"]) attach("disk", { machine, reservation: "node-a" });
+    await expect(book.release("disk", "node-a", { ...options, force: true })).rejects.toThrow("the disk is full");
+    expect(asked).toEqual(["one", "two"]);
+    expect(await book.get("disk", options)).toMatchObject({ reservations: [{ name: "node-a" }] });
+  });
+
   test("is given back by force once the machine is over that was stopped for it", async () => {
     const { open, attach, holders } = setup();
     const book = open({ stop: () => holders.splice(0) });
