@@ -360,7 +360,7 @@ export interface ImageStore {
    * the registry gave it out without credentials or for one of these: an image is not for a machine that could not pull
    * it.
    */
-  find(image: string, auth?: readonly RegistryAuth[]): Promise<PreparedImage | undefined>;
+  find(image: string, auth?: readonly RegistryAuth[]): Promise<FoundImage | undefined>;
   /**
    * Fetches what is missing. Concurrent pulls of one image share the work. Credentials are used, never stored. One
    * `tenant`'s pulls leave others room for theirs, however slow its registries are.
@@ -370,7 +370,7 @@ export interface ImageStore {
   pull(
     image: string,
     options: { auth: readonly RegistryAuth[]; tenant: string; signal: AbortSignal },
-  ): Promise<PreparedImage & { sizeBytes: number }>;
+  ): Promise<FoundImage>;
   /** Tells which images machines still need, by `PreparedImage.location`, so that garbage collection spares them. */
   retain?(locations: ReadonlySet<string>): void;
   /** Frees disk of all images that no machine needs, whatever there is left of it. */
@@ -388,6 +388,11 @@ export interface PreparedImage {
   config: ImageConfig;
   /** Where the engine finds the content: a folder or file of this host. */
   location: string;
+}
+
+/** As the store has it. */
+export interface FoundImage extends PreparedImage {
+  sizeBytes: number;
 }
 
 export interface ImageConfig {

@@ -8,7 +8,7 @@
  */
 import { basename, dirname } from "node:path";
 import { type Clock, type Logger, type RegistryAuth, SharedPlaces } from "../../../src/provider/kit/index.ts";
-import { ContainerError, type HostProblem, type ImageStore, type PreparedImage } from "../engine.ts";
+import { ContainerError, type HostProblem, type FoundImage, type ImageStore } from "../engine.ts";
 import { findTool } from "../host/command.ts";
 import { TornFiles } from "../host/torn-files.ts";
 import { type GcOptions, ImageCollector } from "./collector.ts";
@@ -93,7 +93,7 @@ export class HostImages implements ImageStore {
       }));
   }
 
-  async find(image: string, auth?: readonly RegistryAuth[]): Promise<PreparedImage | undefined> {
+  async find(image: string, auth?: readonly RegistryAuth[]): Promise<FoundImage | undefined> {
     const reference = parseReference(image);
     const entry = this.#open().find(reference, auth);
     if (entry === undefined) return undefined;
@@ -106,7 +106,7 @@ export class HostImages implements ImageStore {
   async pull(
     image: string,
     options: { auth: readonly RegistryAuth[]; tenant: string; signal: AbortSignal },
-  ): Promise<PreparedImage & { sizeBytes: number }> {
+  ): Promise<FoundImage> {
     const reference = parseReference(image);
     this.#open();
     const timeout = AbortSignal.timeout(this.#pullTimeoutMs);
@@ -123,7 +123,7 @@ export class HostImages implements ImageStore {
           : await this.#pulls.pull({ image, reference, resolved }, { tenant: options.tenant, signal });
         const entry = await this.#open().remember(reference, resolved, hex);
         await this.collect();
-        return { ...(await this.#prepared(reference, entry, stored)), sizeBytes: stored.sizeBytes };
+        return await this.#prepared(reference, entry, stored);
       });
     } catch (thrown) {
       if (timeout.aborted && !options.signal.aborted)
@@ -185,8 +185,9 @@ export class HostImages implements ImageStore {
     return await this.#collector.collect(roomBytes);
   }
 
-  async #prepared(reference: ImageReference, { imageId, hex }: NameEntry, stored: StoredImage): Promise<PreparedImage> {
+  async #prepared(reference: ImageReference, { imageId, hex }: NameEntry, stored: StoredImage): Promise<FoundImage> {
     await this.#folders.markUsed(hex, this.#options.clock.now());
-    return { imageId, image: fullName(reference), config: stored.config, location: this.#folders.rootfs(hex) };
+    const { config, sizeBytes } = stored;
+    return { imageId, image: fullName(reference), config, location: this.#folders.rootfs(hex), sizeBytes };
   }
 }

@@ -22,7 +22,7 @@ import {
   type RegistryAuth,
   toError,
 } from "../../../src/provider/kit/index.ts";
-import { ContainerError, type ImageStore, type PreparedImage } from "../engine.ts";
+import { ContainerError, type FoundImage, type ImageStore } from "../engine.ts";
 import { writeJson } from "../host/files.ts";
 import { TornFiles } from "../host/torn-files.ts";
 import { ImageDisk } from "./disk.ts";
@@ -102,7 +102,7 @@ export class PrewarmedImages {
     this.#file = join(stateDir, "prewarmed.json");
     const listed = new Map(images.map((image) => [listedId(image), image]));
     for (const kept of new TornFiles(stateDir, logger).readJson(this.#file, isList) ?? [])
-      if (!kept.isListed || listed.has(kept.id)) this.#add(kept);
+      this.#addKept(kept, listed.get(kept.id));
     const createdAt = new Date(clock.now()).toISOString();
     for (const [id, image] of listed)
       if (!this.#entries.has(id)) this.#add({ id, image, labels: {}, createdAt, isListed: true });
@@ -133,6 +133,12 @@ export class PrewarmedImages {
     this.#isClosed = true;
     for (const { stop } of this.#entries.values()) stop.abort();
     await Promise.all(this.#work);
+  }
+
+  /** @param listed what the host's owner lists by this id, which a client may have taken before */
+  #addKept(kept: Kept, listed: string | undefined): void {
+    if (listed === undefined && !kept.isListed) this.#add(kept);
+    if (listed === kept.image) this.#add({ ...kept, labels: {}, isListed: true });
   }
 
   #add(kept: Kept): Entry {
@@ -243,15 +249,18 @@ export class PrewarmedImages {
     const { image, held } = entry;
     const found = held && (await store.find(image));
     signal.throwIfAborted();
-    // What a tag means by now may be another image, that some machine has pulled.
-    if (held !== undefined && found !== undefined) return this.#hold(entry, { ...held, ...placeOf(found) });
+    if (held !== undefined && found !== undefined) {
+      // What a tag means by now may be another image, of another size, that some machine has pulled.
+      if (found.location !== held.location) await this.#assertStillFits(entry, found, signal);
+      return this.#hold(entry, heldOf(found));
+    }
     if (held !== undefined) this.#hold(entry, undefined);
     if (entry.excessBytes !== undefined) await this.#assertFits(entry, entry.excessBytes);
     const pulled = await store.pull(image, { auth: entry.auth, tenant: TENANT, signal });
     await this.#assertFits(entry, pulled.sizeBytes, pulled.location);
     signal.throwIfAborted();
     entry.excessBytes = undefined;
-    this.#hold(entry, { ...placeOf(pulled), sizeBytes: pulled.sizeBytes });
+    this.#hold(entry, heldOf(pulled));
     logger.info({ image, bytes: pulled.sizeBytes }, "Image pulled ahead of its use");
   }
 
@@ -268,6 +277,18 @@ export class PrewarmedImages {
       this.#options.onChanged();
       throw thrown;
     }
+  }
+
+  /** @throws ProviderError quota: then what it was before is not kept either, which no name means any more */
+  async #assertStillFits(entry: Entry, found: FoundImage, signal: AbortSignal): Promise<void> {
+    try {
+      await this.#assertFits(entry, found.sizeBytes, found.location);
+    } catch (thrown) {
+      signal.throwIfAborted();
+      if (isQuota(thrown)) this.#hold(entry, undefined);
+      throw thrown;
+    }
+    signal.throwIfAborted();
   }
 
   /** @throws ProviderError quota */
@@ -312,7 +333,7 @@ export function prewarmedOf(options: Surroundings, onChanged: () => void): Prewa
 export const listedId = (image: string): string =>
   `config-${createHash("sha256").update(image).digest("hex").slice(0, 16)}`;
 
-const placeOf = ({ location, imageId }: PreparedImage) => ({ location, imageId });
+const heldOf = ({ location, imageId, sizeBytes }: FoundImage): Held => ({ location, imageId, sizeBytes });
 const isQuota = (thrown: unknown): boolean => thrown instanceof ProviderError && thrown.code === "quota";
 
 function shown({ id, image, labels, createdAt, held, problem }: Entry): PrewarmedImage {

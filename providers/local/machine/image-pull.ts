@@ -37,12 +37,13 @@ export async function obtainImage(
   if (policy !== "always") {
     const found = await images.find(image, auth);
     if (found !== undefined) {
+      const { sizeBytes: _, ...prepared } = found;
       notify(
         "Normal",
         "Pulled",
         `Container image "${image}" already present on machine and can be accessed by the pod`,
       );
-      return found;
+      return prepared;
     }
   }
   if (policy === "never") {

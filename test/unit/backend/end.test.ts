@@ -210,7 +210,7 @@ test("an end whose log is still being read when the sandbox is lost does not end
 });
 
 test("a container that ends at once is shown with its image and user all the same", async () => {
-  const image = { imageId: "r/i@sha256:0", image: "r/i:1", config: {}, location: "/i" };
+  const image = { imageId: "r/i@sha256:0", image: "r/i:1", config: {}, location: "/i", sizeBytes: 1 };
   const world = await World.create((fresh) => {
     fresh.hasty.add("a");
     fresh.images = { find: () => Promise.resolve(image), pull: () => Promise.reject(new Error("not asked for")) };

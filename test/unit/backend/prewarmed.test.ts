@@ -17,6 +17,8 @@ const AUTH: RegistryAuth[] = [{ registry: "r.test", username: "ann", password: "
 class Store implements ImageStore {
   readonly registry = new Map<string, { location: string; sizeBytes: number }>();
   readonly here = new Map<string, string>();
+  /** Of what a machine has pulled. */
+  hereBytes = 100;
   readonly pulls: { image: string; auth: readonly RegistryAuth[] }[] = [];
   needsAuth = false;
   /** Pulls wait for it. */
@@ -24,7 +26,9 @@ class Store implements ImageStore {
 
   find(image: string) {
     const location = this.here.get(image);
-    return Promise.resolve(location === undefined ? undefined : this.#prepared(image, location));
+    return Promise.resolve(
+      location === undefined ? undefined : { ...this.#prepared(image, location), sizeBytes: this.hereBytes },
+    );
   }
 
   async pull(image: string, { auth, signal: stop }: { auth: readonly RegistryAuth[]; signal: AbortSignal }) {
@@ -134,6 +138,16 @@ describe("an image that is listed", () => {
     expect(store.pulls).toHaveLength(1);
   });
 
+  test("is told with the size of what its tag has come to mean", async () => {
+    const images = await open();
+    await put(images, "a");
+    store.here.set(APP, "/images/newer");
+    store.hereBytes = 700;
+    await clock.advance(10 * 60_000 + 1);
+    await settle();
+    expect(await get(images, "a")).toMatchObject({ state: "ready", size_bytes: 700 });
+  });
+
   test("that is deleted while it is pulled is not kept", async () => {
     const gate = Promise.withResolvers<void>();
     store.gate = gate.promise;
@@ -197,6 +211,25 @@ describe("the configuration's images", () => {
     await expect(images.api.delete(listedId(APP), { signal })).rejects.toEqual(code("conflict"));
   });
 
+  test("are theirs though a client has taken the id for another image", async () => {
+    const before = await open();
+    store.registry.set("r.test/other:1", { location: "/images/other", sizeBytes: 1 });
+    await put(before, listedId(APP), "r.test/other:1");
+    await before.close();
+    const images = await open({ images: [APP] });
+    expect(await get(images, listedId(APP))).toMatchObject({ image: APP, state: "ready" });
+    await expect(images.api.delete(listedId(APP), { signal })).rejects.toEqual(code("conflict"));
+  });
+
+  test("are spared from the first instant though a client was first to list them so", async () => {
+    const before = await open();
+    await put(before, listedId(APP));
+    await before.close();
+    const images = await open({ images: [APP] });
+    expect(store.pulls).toHaveLength(1);
+    await expect(images.api.delete(listedId(APP), { signal })).rejects.toEqual(code("conflict"));
+  });
+
   test("are kept no longer once they are taken out of it", async () => {
     const before = await open({ images: [APP] });
     await before.close();
@@ -224,6 +257,18 @@ describe("the host's disk is not filled:", () => {
     await settle();
     expect(spared).toEqual(["/images/app"]);
     expect(store.pulls.filter(({ image }) => image === "r.test/large:1")).toHaveLength(1);
+  });
+
+  test("an image whose tag has come to mean one that is too large is not spared, and not fetched again", async () => {
+    const images = await open();
+    await put(images, "a");
+    store.here.set(APP, "/images/newer");
+    store.hereBytes = 1001;
+    await clock.advance(3_600_000);
+    await settle();
+    expect(spared).toEqual([]);
+    expect(await get(images, "a")).toMatchObject({ state: "waiting", reason: "Quota" });
+    expect(store.pulls).toHaveLength(1);
   });
 
   test("an image that is listed twice counts once", async () => {

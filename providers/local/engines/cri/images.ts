@@ -7,7 +7,7 @@
  */
 import { mkdirSync } from "node:fs";
 import { type Clock, type Logger, type RegistryAuth, SharedPlaces } from "../../../../src/provider/kit/index.ts";
-import { ContainerError, type ImageConfig, type ImageStore, type PreparedImage } from "../../engine.ts";
+import { ContainerError, type ImageConfig, type FoundImage, type ImageStore } from "../../engine.ts";
 import { TornFiles } from "../../host/torn-files.ts";
 import { type GcOptions, ImageCollector } from "../../images/collector.ts";
 import { ImageDisk, MIN_FREE_BYTES } from "../../images/disk.ts";
@@ -100,7 +100,7 @@ export class CriImages implements ImageStore {
     return (this.#names ??= new ImageNames(dir, new TornFiles(dir, logger)));
   }
 
-  async find(image: string, auth?: readonly RegistryAuth[]): Promise<PreparedImage | undefined> {
+  async find(image: string, auth?: readonly RegistryAuth[]): Promise<FoundImage | undefined> {
     const reference = parseReference(image);
     const entry = this.#open().find(reference, auth);
     if (entry === undefined) return undefined;
@@ -113,7 +113,7 @@ export class CriImages implements ImageStore {
   async pull(
     image: string,
     { auth, tenant, signal }: { auth: readonly RegistryAuth[]; tenant: string; signal: AbortSignal },
-  ): Promise<PreparedImage & { sizeBytes: number }> {
+  ): Promise<FoundImage> {
     const reference = parseReference(image);
     assertAccepted(image, reference);
     this.#open();
@@ -137,13 +137,13 @@ export class CriImages implements ImageStore {
   async #given(
     reference: ImageReference,
     { known, ...resolved }: { known: KnownImage; digest: string; credential: RegistryAuth | undefined },
-  ): Promise<PreparedImage & { sizeBytes: number }> {
+  ): Promise<FoundImage> {
     const hex = known.id.slice(ID_PREFIX.length);
     return await this.#collector.keepDuring(hex, async () => {
       const { imageId } = await this.#open().remember(reference, resolved, hex);
       const prepared = this.#prepared(reference, imageId, known);
       await this.collect();
-      return { ...prepared, sizeBytes: known.sizeBytes };
+      return prepared;
     });
   }
 
@@ -244,9 +244,9 @@ export class CriImages implements ImageStore {
     }
   }
 
-  #prepared(reference: ImageReference, imageId: string, { id, config }: KnownImage): PreparedImage {
+  #prepared(reference: ImageReference, imageId: string, { id, config, sizeBytes }: KnownImage): FoundImage {
     this.#usedAt.set(id.slice(ID_PREFIX.length), this.#options.clock.now());
-    return { imageId, image: fullName(reference), config, location: id };
+    return { imageId, image: fullName(reference), config, location: id, sizeBytes };
   }
 
   /** Those that no container has, and that may be removed. */
