@@ -17,6 +17,8 @@ const LOOK_MS = 5_000;
 /** Of a processor between two looks: who takes less is not about to answer. Its timer alone takes less. */
 const LEAST_MS = 100;
 const TICK_MS = 10;
+/** The time that there is on a host that is overrun: who hangs may compute a little for ever. */
+const MOST_TIMES = 20;
 
 export interface Patience {
   /** Aborts when there is no use in waiting. */
@@ -39,8 +41,13 @@ export function patienceFor(
   const look = () => {
     const spent = processorMs();
     const waited = clock.monotonic() - begin;
-    const isStarved = spent !== undefined && spent - before >= LEAST_MS && spent - first < most.processorMs;
-    if (spent === undefined || (waited >= most.ms - 1 && !isStarved)) {
+    const isLate = waited >= most.ms - 1;
+    const isStarved =
+      waited < most.ms * MOST_TIMES &&
+      spent !== undefined &&
+      spent - before >= LEAST_MS &&
+      spent - first < most.processorMs;
+    if (spent === undefined || (isLate && !isStarved)) {
       over.abort(
         new Error(
           `no answer of ${who} in ${Math.round(waited / 1000)} s, in which it has computed for ${((spent ?? first) - first) / 1000} s`,

@@ -45,6 +45,17 @@ test("what a guest has computed before it was asked is not held against it when 
   expect(patience.signal.aborted).toBe(false);
 });
 
+test("a program that hangs and computes a little all the time is not waited for by the hour", async () => {
+  const clock = new VirtualClock();
+  let computed = 0;
+  using patience = patienceFor(() => computed, { ms: 15_000, processorMs: 60_000 }, clock);
+  for (let second = 1; second <= 305; second++) {
+    computed += 50;
+    await clock.advance(1000);
+  }
+  expect(patience.signal.aborted).toBe(true);
+});
+
 test("a guest that is no more is not waited for", async () => {
   expect(await waitedFor((second) => (second < 3 ? 1 : undefined))).toBeLessThan(7);
 });
