@@ -251,16 +251,13 @@ export class PrewarmedImages {
     signal.throwIfAborted();
     if (held !== undefined && found !== undefined) {
       // What a tag means by now may be another image, of another size, that some machine has pulled.
-      if (found.location !== held.location) await this.#assertStillFits(entry, found, signal);
-      return this.#hold(entry, heldOf(found));
+      const isOther = found.location !== held.location;
+      return isOther ? await this.#takeOver(entry, found, signal) : this.#hold(entry, heldOf(found));
     }
     if (held !== undefined) this.#hold(entry, undefined);
-    if (entry.excessBytes !== undefined) await this.#assertFits(entry, entry.excessBytes);
+    if (entry.excessBytes !== undefined) this.#assertFits(entry, entry.excessBytes, await this.#maxBytes());
     const pulled = await store.pull(image, { auth: entry.auth, tenant: TENANT, signal });
-    await this.#assertFits(entry, pulled.sizeBytes, pulled.location);
-    signal.throwIfAborted();
-    entry.excessBytes = undefined;
-    this.#hold(entry, heldOf(pulled));
+    await this.#takeIn(entry, pulled, signal);
     logger.info({ image, bytes: pulled.sizeBytes }, "Image pulled ahead of its use");
   }
 
@@ -280,20 +277,31 @@ export class PrewarmedImages {
   }
 
   /** @throws ProviderError quota: then what it was before is not kept either, which no name means any more */
-  async #assertStillFits(entry: Entry, found: FoundImage, signal: AbortSignal): Promise<void> {
+  async #takeOver(entry: Entry, found: FoundImage, signal: AbortSignal): Promise<void> {
     try {
-      await this.#assertFits(entry, found.sizeBytes, found.location);
+      await this.#takeIn(entry, found, signal);
     } catch (thrown) {
-      signal.throwIfAborted();
-      if (isQuota(thrown)) this.#hold(entry, undefined);
+      if (!signal.aborted && isQuota(thrown)) this.#hold(entry, undefined);
       throw thrown;
     }
-    signal.throwIfAborted();
   }
 
   /** @throws ProviderError quota */
-  async #assertFits(entry: Entry, sizeBytes: number, location?: string): Promise<void> {
-    const maxBytes = this.#options.maxBytes ?? (await this.#diskBytes()) * SHARE_OF_DISK;
+  async #takeIn(entry: Entry, image: FoundImage, signal: AbortSignal): Promise<void> {
+    const maxBytes = await this.#maxBytes();
+    signal.throwIfAborted();
+    // In one step: what comes at the same time is not to take the same room.
+    this.#assertFits(entry, image.sizeBytes, maxBytes, image.location);
+    entry.excessBytes = undefined;
+    this.#hold(entry, heldOf(image));
+  }
+
+  async #maxBytes(): Promise<number> {
+    return this.#options.maxBytes ?? (await this.#diskBytes()) * SHARE_OF_DISK;
+  }
+
+  /** @throws ProviderError quota */
+  #assertFits(entry: Entry, sizeBytes: number, maxBytes: number, location?: string): void {
     const others = new Map<string, number>();
     for (const { id, held } of this.#entries.values())
       if (id !== entry.id && held !== undefined) others.set(held.location, held.sizeBytes);

@@ -271,6 +271,19 @@ describe("the host's disk is not filled:", () => {
     expect(store.pulls).toHaveLength(1);
   });
 
+  test("two images that have come at the same instant do not both take the room that is left", async () => {
+    const gate = Promise.withResolvers<void>();
+    store.gate = gate.promise;
+    const images = await open();
+    for (const name of ["x", "y"]) {
+      store.registry.set(`r.test/${name}:1`, { location: `/images/${name}`, sizeBytes: 600 });
+      await put(images, name, `r.test/${name}:1`);
+    }
+    gate.resolve();
+    await settle();
+    expect(spared).toHaveLength(1);
+  });
+
   test("an image that is listed twice counts once", async () => {
     const images = await open({ maxBytes: 150 });
     await put(images, "a");
