@@ -281,7 +281,7 @@ export function nodeStatus(
   };
 }
 
-/** Since 1.37. Older API servers drop it, and would be sent it again and again. */
+/** Since 1.37: a kubelet of an older one does not say it. */
 function inUserNamespace(
   { capabilities, runningInUserNamespace }: NodeDescription,
   existing: Node | undefined,
@@ -463,17 +463,27 @@ export function statusPatch(
   }
   const hasMetadata = Object.keys(metadata).length > 0;
   if (fields["volumesInUse"] !== undefined) requireVersion(current, metadata);
-  // Sent along with other changes, but no reason to send: older API servers drop them, each time.
-  const features: Record<string, unknown> = {};
-  for (const field of ["declaredFeatures", "runtimeHandlers"] as const)
-    if (JSON.stringify(before[field]) !== JSON.stringify(status[field])) features[field] = status[field];
   return {
     patch: {
       ...(Object.keys(metadata).length > 0 && { metadata }),
-      status: { ...fields, conditions: conditions.own, ...features },
+      status: { ...fields, conditions: conditions.own, ...changedFeatures(before, status) },
     },
     changed: Object.keys(fields).length > 0 || conditions.changed || hasMetadata,
   };
+}
+
+/**
+ * Sent along with other changes, but no reason to send: API servers that are older, or have them off, drop them each
+ * time.
+ */
+function changedFeatures(before: Status, status: Status): Record<string, unknown> {
+  const patch: Record<string, unknown> = {};
+  for (const field of ["declaredFeatures", "runtimeHandlers"] as const)
+    if (JSON.stringify(before[field]) !== JSON.stringify(status[field])) patch[field] = status[field];
+  const { runningInUserNamespace } = status.nodeInfo ?? {};
+  if (before.nodeInfo?.runningInUserNamespace !== runningInUserNamespace)
+    patch["nodeInfo"] = { ...status.nodeInfo, runningInUserNamespace: runningInUserNamespace ?? null };
+  return patch;
 }
 
 /** The list is replaced as a whole: by what another process has read before, or sent long ago, it must not be. */
@@ -481,16 +491,16 @@ function requireVersion({ metadata: { resourceVersion } = {} }: Node, metadata: 
   if (resourceVersion !== undefined) metadata["resourceVersion"] = resourceVersion;
 }
 
-/** But conditions and declared features. */
+/** But conditions and features. */
 function changedFields(before: Status, status: Status): Record<string, unknown> {
   const patch: Record<string, unknown> = {};
   for (const field of ["capacity", "allocatable"] as const) {
     const difference = mapDifference(before[field] ?? {}, status[field] ?? {});
     if (difference) patch[field] = difference;
   }
-  for (const field of ["nodeInfo", "daemonEndpoints"] as const) {
-    if (!sameFields(before[field], status[field])) patch[field] = status[field];
-  }
+  const { runningInUserNamespace: _, ...nodeInfo } = status.nodeInfo ?? {};
+  for (const [field, wanted] of Object.entries({ nodeInfo, daemonEndpoints: status.daemonEndpoints }))
+    if (!sameFields(before[field as "nodeInfo" | "daemonEndpoints"], wanted)) patch[field] = wanted;
   // The merge key of addresses is their type, which is not unique: two InternalIPs would be merged into one.
   if (JSON.stringify(before.addresses ?? []) !== JSON.stringify(status.addresses ?? []))
     patch["addresses"] = [...(status.addresses ?? []), { $patch: "replace" }];

@@ -440,7 +440,7 @@ describe("whether the machines' host is inside a user namespace", () => {
     expect(node.status?.nodeInfo?.runningInUserNamespace).toBe(runningInUserNamespace);
   });
 
-  test("is not told by a kubelet of 1.36, whose API server would drop it each time", () => {
+  test("is not told by a kubelet of 1.36", () => {
     expect(newNode(inside, well(), T0).status?.nodeInfo).not.toHaveProperty("runningInUserNamespace");
   });
 
@@ -452,6 +452,19 @@ describe("whether the machines' host is inside a user namespace", () => {
     const { next, changed } = applied(newNode(inside, newer, T0), newer, T0 + 10_000, settings);
     expect(next.status?.nodeInfo?.runningInUserNamespace).toBe(true);
     expect(changed).toBe(false);
+  });
+
+  test("is no reason to write to an API server that drops it, because it has the feature off or did not tell its version", () => {
+    const { changed, patch } = applied(newNode(settings, newer, T0), newer, T0 + 10_000, inside);
+    expect(changed).toBe(false);
+    expect(patch.status["nodeInfo"]).toMatchObject({ runningInUserNamespace: true });
+  });
+
+  test("is taken away with the next report when the backend does not say it any more", () => {
+    const silent = { ...settings, capabilities: [] };
+    const { next } = applied(newNode(inside, newer, T0), newer, T0 + 10_000, silent);
+    expect(next.status?.nodeInfo?.runningInUserNamespace ?? undefined).toBeUndefined();
+    expect(next.status?.nodeInfo?.kubeletVersion).toBe("v1.37.0+vmlet.0.1.0");
   });
 });
 
