@@ -101,6 +101,8 @@ async function withImages(
     await work(provider.images, labels, signal);
   } catch (thrown) {
     if (!signal.aborted) throw thrown;
+    // Its images may not be here: a script must not go on as if they were.
+    process.exitCode = 130;
   } finally {
     await provider.close();
   }
