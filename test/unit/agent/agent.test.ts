@@ -3,8 +3,12 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterEach, beforeEach, expect, test } from "vitest";
 import { Agent } from "../../../src/agent/agent.ts";
+import { NodeAgent } from "../../../src/agent/node-agent.ts";
+import type { NodeAgentOptions } from "../../../src/agent/node-options.ts";
 import { loadConfig } from "../../../src/config/load.ts";
+import { EvictionZones } from "../../../src/pods/eviction-brake.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
+import { createMetrics } from "../../../src/telemetry/metrics.ts";
 import { systemClock } from "../../../src/util/clock.ts";
 import { KubeServer, json } from "../../support/kube-server.ts";
 
@@ -57,4 +61,26 @@ test("the certificates of all nodes are asked for at once, so that none waits fo
   await expect.poll(asked).toBe(3);
   stop.abort(new Error("stopped"));
   await expect(creating).rejects.toThrow("stopped");
+});
+
+test("a node that cannot be opened leaves nothing with what the nodes of a process share: it is tried again every ten seconds", async () => {
+  const kubelet = { certificate: "files", certFile: join(folder, "absent"), keyFile: join(folder, "absent") };
+  const { nodes } = config({ clusterId: "c1", nodes: [{ name: "a", provider: { type: "memory" }, kubelet }] });
+  let zones = 0;
+  const evictions = new EvictionZones({ clock: systemClock });
+  const counted = {
+    zone(...sights: Parameters<EvictionZones["zone"]>) {
+      zones++;
+      const zone = evictions.zone(...sights);
+      return Object.assign(zone, { close: () => void zones-- });
+    },
+  };
+  const opening = NodeAgent.open({
+    ...{ node: nodes[0], clusterId: "c1", version: "1", evictions: counted, provider: {}, kube: {}, self: {} },
+    services: { listed: () => Promise.resolve() },
+    ...{ clock: systemClock, random: Math.random, logger: silentLogger, signal: new AbortController().signal },
+    metrics: createMetrics({ version: "1", nodeNames: ["a"], process: false }),
+  } as unknown as NodeAgentOptions);
+  await expect(opening).rejects.toThrow("absent");
+  expect(zones).toBe(0);
 });
