@@ -13,6 +13,8 @@ import {
 interface VolumeScope {
   /** Values of the cluster's label; undefined: all. */
   clusters: ReadonlySet<string> | undefined;
+  /** By name; undefined: all. */
+  nodes: ReadonlySet<string> | undefined;
   mayRead: boolean;
   mayWrite: boolean;
   /** The error for what the client may not. */
@@ -20,7 +22,7 @@ interface VolumeScope {
 }
 
 export function scopedVolumes(volumes: VolumeProvider, scope: VolumeScope): VolumeProvider {
-  const { clusters, mayRead, mayWrite, refusal } = scope;
+  const { clusters, nodes, mayRead, mayWrite, refusal } = scope;
   const requireRead = () => {
     if (!mayRead) throw refusal("read");
   };
@@ -28,6 +30,9 @@ export function scopedVolumes(volumes: VolumeProvider, scope: VolumeScope): Volu
     if (!mayWrite) throw refusal("change volumes");
   };
   const isOwn = (labels: Record<string, string>) => clusters === undefined || clusters.has(labels[LABEL_CLUSTER] ?? "");
+  /** Whose machines have a volume by this reservation: what precedes the node's name (`nodeIdOf`) has no dot. */
+  const isOwnNodes = (reservation: string) =>
+    nodes === undefined || nodes.has(reservation.slice(reservation.indexOf(".") + 1));
   /** Of a volume that never was, a tombstone says no more than that. */
   const isNobodys = ({ state, labels }: PersistentVolume) => state === "deleted" && labels[LABEL_CLUSTER] === undefined;
   const own = async (id: string, signal: AbortSignal): Promise<PersistentVolume> => {
@@ -83,6 +88,7 @@ export function scopedVolumes(volumes: VolumeProvider, scope: VolumeScope): Volu
     },
     async release(id, name, options) {
       requireWrite();
+      if (options.force === true && !isOwnNodes(name)) throw refusal("stop another node's machines for a volume");
       await ownOrAbsent(id, options.signal);
       await volumes.release(id, name, options);
     },

@@ -129,6 +129,7 @@ class ScopedProvider implements Provider {
     if (provider.volumes !== undefined)
       this.volumes = scopedVolumes(provider.volumes, {
         clusters: clusters && new Set(clusters.map(clusterPrefix)),
+        nodes: nodes && new Set(nodes),
         mayRead: this.#verbs.includes("read"),
         mayWrite: this.#verbs.includes("volumes"),
         refusal: (what) => this.#refusal(what),

@@ -330,6 +330,20 @@ describe("volumes, which are a cluster's", () => {
     expect(await codeOf(call("DELETE", "/v1/volumes/never-was"))).toBe(204);
   });
 
+  test("are taken by force from machines of its own nodes alone", async () => {
+    const { call, memory } = await withVolumes({ verbs: ["read", "write", "volumes"] });
+    for (const node of ["n-0", "n-1"]) {
+      await memory.volumes.reserve("own-disk", ofNode(node), { signal });
+      const spec = { ...machineWith("own-disk", ofNode(node)), labels: ownerLabels(CLUSTER, node) };
+      await memory.createPod(`of-${node}`, spec, { signal });
+      const forced = await codeOf(call("DELETE", `/v1/volumes/own-disk/reservations/${ofNode(node)}?force=true`));
+      const { state } = await memory.getPod(`of-${node}`, { signal });
+      expect([node, forced, state]).toEqual(
+        node === "n-0" ? [node, 204, "stopped"] : [node, "unauthorized", expect.stringMatching(/pending|running/)],
+      );
+    }
+  });
+
   test("of another cluster are out of reach, and never said to be absent", async () => {
     const { call, memory } = await withVolumes({ nodes: undefined });
     const before = await memory.volumes.get("foreign-disk", { signal });
