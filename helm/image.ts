@@ -1,6 +1,7 @@
 /**
  * Makes vmlet's images without a container engine: `npm run image -- FOLDER [--platforms amd64,arm64] [--images NAME]`.
- * FOLDER becomes an OCI layout; `skopeo copy --all oci:FOLDER:vmlet docker://REGISTRY/vmlet:VERSION` pushes one of it.
+ * FOLDER, which is absent, empty or an older layout, becomes an OCI layout;
+ * `skopeo copy --all oci:FOLDER:vmlet docker://REGISTRY/vmlet:VERSION` pushes one of it.
  *
  * The Dockerfile says what is in them: its stages are read from it, the tree is that of assemble.ts, and the base is
  * made of Debian's packages where the Dockerfile is given one by digest. Reproducible: the same checkout, lock file and
@@ -43,7 +44,7 @@ export type ImageName = keyof typeof IMAGES;
 export const IMAGE_NAMES = Object.keys(IMAGES) as ImageName[];
 
 export interface MakeImagesOptions {
-  /** Is replaced by the layout. */
+  /** Becomes the layout; may hold an older one, and nothing else. */
   folder: string;
   architectures?: readonly Architecture[] | undefined;
   images?: readonly ImageName[] | undefined;

@@ -2,7 +2,7 @@
 import { execFileSync } from "node:child_process";
 import { createHash } from "node:crypto";
 import { createReadStream } from "node:fs";
-import { chmod, mkdir, rename, rm, stat, writeFile } from "node:fs/promises";
+import { chmod, mkdir, readdir, rename, rm, stat, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 
 export interface Descriptor {
@@ -26,6 +26,8 @@ export interface ImageOptions {
 }
 
 const OCI = "application/vnd.oci.image";
+/** The file by which a folder says that it is a layout. */
+const MARK = "oci-layout";
 const INDEX_TYPE = `${OCI}.index.v1+json`;
 
 export class OciLayout {
@@ -34,9 +36,16 @@ export class OciLayout {
   readonly #epoch: number;
   readonly #indexes: Descriptor[] = [];
 
-  /** @param folder is replaced */
+  /** @param folder is replaced. @throws Error where it holds something else than a layout */
   static async create(folder: string, epoch: number): Promise<OciLayout> {
-    await rm(folder, { recursive: true, force: true });
+    await mkdir(folder, { recursive: true });
+    const found = await readdir(folder);
+    // Somebody's checkout or home, named by mistake.
+    if (found.length > 0 && !found.includes(MARK))
+      throw new Error(`${folder} holds something else than an OCI layout: name a folder that is empty, or absent`);
+    // First, so that what is broken off can be begun again.
+    await writeFile(join(folder, MARK), JSON.stringify({ imageLayoutVersion: "1.0.0" }));
+    for (const name of found) if (name !== MARK) await rm(join(folder, name), { recursive: true });
     await mkdir(join(folder, "blobs/sha256"), { recursive: true });
     return new OciLayout(folder, epoch);
   }
@@ -92,7 +101,6 @@ export class OciLayout {
   }
 
   async close(): Promise<void> {
-    await writeFile(join(this.#folder, "oci-layout"), JSON.stringify({ imageLayoutVersion: "1.0.0" }));
     const index = { schemaVersion: 2, mediaType: INDEX_TYPE, manifests: this.#indexes };
     await writeFile(join(this.#folder, "index.json"), JSON.stringify(index));
   }
