@@ -48,7 +48,7 @@ export class NodeAgent {
     const backend = new BackendInfo(options.node, process.arch);
     const own = new OwnNode(options.node.name);
     const pods = createPods(options, acting, backend, own);
-    const server = await createKubelet(options, pods, own).catch((thrown: unknown) => {
+    const server = await createKubelet(options, backend, pods, own).catch((thrown: unknown) => {
       // It is tried again and again, and what it shares with other nodes would keep each that was tried.
       pods.close();
       throw thrown;

@@ -14,13 +14,19 @@ import { uidOf } from "../kube/pod.ts";
 import { parseDuration } from "../resources/duration.ts";
 import type { Pod } from "../kube/wire.ts";
 import { machineId, ownerLabels } from "../podspec/machine-id.ts";
+import type { BackendInfo } from "./backend-info.ts";
 import { kubeletConfiguration } from "./kubelet-configuration.ts";
 import type { NodeAgentOptions } from "./node-options.ts";
 import type { NodePods } from "./node-pods.ts";
 import type { OwnNode } from "./own-node.ts";
 
 /** It listens when the promise resolves. @throws ConfigError when the port is taken or a certificate cannot be read */
-export async function createKubelet(options: NodeAgentOptions, pods: NodePods, own: OwnNode): Promise<KubeletServer> {
+export async function createKubelet(
+  options: NodeAgentOptions,
+  backend: BackendInfo,
+  pods: NodePods,
+  own: OwnNode,
+): Promise<KubeletServer> {
   const { node, clusterId, clock, logger, metrics } = options;
   const { controller } = pods;
   const certificate = await servingCertificate(options);
@@ -38,6 +44,7 @@ export async function createKubelet(options: NodeAgentOptions, pods: NodePods, o
       node.kubelet.sessionMaxAge === undefined ? {} : { sessionMaxAgeMs: parseDuration(node.kubelet.sessionMaxAge) },
     auditCommands: options.auditCommands,
     provider: pods.provider,
+    can: (capability) => backend.can(capability),
     pods: {
       get: (namespace, name) => {
         const pod = controller.store.getByName(namespace, name);

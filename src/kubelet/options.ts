@@ -1,5 +1,6 @@
 /** What a kubelet API is made of, and how much its clients may hold open. */
 import type { Kube } from "../kube/kube.ts";
+import type { Capability } from "../provider/capabilities.ts";
 import type { Provider } from "../provider/provider.ts";
 import type { AuditedCommand } from "../telemetry/audit.ts";
 import type { HealthChecks } from "../telemetry/health.ts";
@@ -65,6 +66,8 @@ export interface KubeletServerOptions {
   port: number;
   nodeName: string;
   provider: Provider;
+  /** Whether the backend declares it; undefined while that is not known. Default: never known. */
+  can?: ((capability: Capability) => boolean | undefined) | undefined;
   pods: PodLookup;
   /** For reviews. Needs `create` on tokenreviews and subjectaccessreviews. */
   kube: Kube;

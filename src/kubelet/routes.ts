@@ -1,12 +1,12 @@
 /**
  * The table of the kubelet API: each path with its methods, the right that it needs, and the endpoint that serves it.
  */
-import type { Provider } from "../provider/provider.ts";
 import type { StreamLimits } from "../streaming/remote-command.ts";
 import type { UnreadBytes } from "../util/unread.ts";
 import type { HealthChecks } from "../telemetry/health.ts";
 import type { Metrics } from "../telemetry/metrics.ts";
 import type { Clock } from "../util/clock.ts";
+import type { Abilities } from "./endpoints/ability.ts";
 import { attach } from "./endpoints/attach.ts";
 import { configz } from "./endpoints/configz.ts";
 import { containerLogs } from "./endpoints/container-logs.ts";
@@ -28,9 +28,8 @@ import { SUBRESOURCES_BY_PREFIX, type AuditedAction, type Handler, type Route } 
 import type { Sessions } from "./sessions.ts";
 import type { ContainerProbes, StatsSource } from "./metrics/stats.ts";
 
-interface RouteOptions {
+interface RouteOptions extends Abilities {
   lookup: PodLookup;
-  provider: Provider;
   clock: Clock;
   metrics: Metrics;
   sessions: Sessions;

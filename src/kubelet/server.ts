@@ -308,6 +308,7 @@ function routesOf(options: KubeletServerOptions, limits: KubeletLimits): readonl
   return kubeletRoutes({
     lookup: pods,
     provider,
+    can: options.can ?? (() => undefined),
     clock,
     metrics,
     sessions: new Sessions(limits.sessions, metrics),

@@ -1,13 +1,15 @@
+/** What `kubectl attach` asks of a node. */
 import { allContainersOf } from "../../kube/pod.ts";
 import { negotiateRemoteCommand, remoteCommandOptions } from "../../streaming/remote-command.ts";
-import { HttpError } from "../../http/http-error.ts";
 import { findPod, requireContainer } from "../pod-lookup.ts";
 import { runSession } from "../remote-session.ts";
 import type { Handler } from "../router.ts";
+import { ability } from "./ability.ts";
 import type { StreamOptions } from "./exec.ts";
 
 /** `/attach/NAMESPACE/POD[/UID]/CONTAINER`: the streams of a running container's main process. */
-export function attach({ lookup, provider, sessions, streamLimits, unread }: StreamOptions): Handler {
+export function attach(options: StreamOptions): Handler {
+  const { lookup, sessions, streamLimits, unread } = options;
   return {
     kind: "upgrade",
     async handle(context, upgrade) {
@@ -16,18 +18,27 @@ export function attach({ lookup, provider, sessions, streamLimits, unread }: Str
       notes.podUid = found.pod.metadata?.uid;
       const container = params["container"]!;
       requireContainer(found.pod, container);
-      const options = remoteCommandOptions(query);
+      const streams = remoteCommandOptions(query);
       const protocol = negotiateRemoteCommand(upgrade.request);
-      if (provider.attach === undefined)
-        throw new HttpError(501, `the provider ${provider.name} cannot attach to a container`);
+      const open = ability(options, "attach");
       using _session = sessions.open("attach", found.pod.metadata, user.username);
-      const process = await provider.attach(found.machineId, container, { ...options, signal });
+      const process = await open(found.machineId, container, { ...streams, signal });
       // As container runtimes do it: stdin that is open to one client only ends with that client's; any other stays
       // open.
       const spec = allContainersOf(found.pod).find(({ name }) => name === container);
       const endsWithStdin = spec?.stdinOnce !== true || spec.tty === true;
       const limits = { ...streamLimits, unread: { budget: unread, tenant: params["namespace"]! } };
-      await runSession({ upgrade, protocol, options, process, kind: "attach", endsWithStdin, limits, signal, notes });
+      await runSession({
+        upgrade,
+        protocol,
+        options: streams,
+        process,
+        kind: "attach",
+        endsWithStdin,
+        limits,
+        signal,
+        notes,
+      });
     },
   };
 }

@@ -1,16 +1,15 @@
 /** `/exec`: a new command in a running container, over SPDY or WebSocket. */
-import type { Provider } from "../../provider/provider.ts";
 import { negotiateRemoteCommand, remoteCommandOptions, type StreamLimits } from "../../streaming/remote-command.ts";
 import type { UnreadBytes } from "../../util/unread.ts";
 import { HttpError } from "../../http/http-error.ts";
+import { ability, type Abilities } from "./ability.ts";
 import { findPod, requireContainer, type PodLookup } from "../pod-lookup.ts";
 import { runSession } from "../remote-session.ts";
 import type { Handler } from "../router.ts";
 import type { Sessions } from "../sessions.ts";
 
-export interface StreamOptions {
+export interface StreamOptions extends Abilities {
   lookup: PodLookup;
-  provider: Provider;
   sessions: Sessions;
   streamLimits: StreamLimits;
   /** Shared by all sessions. */
@@ -18,7 +17,8 @@ export interface StreamOptions {
 }
 
 /** `/exec/NAMESPACE/POD[/UID]/CONTAINER?command=...`: runs a command in a running container. */
-export function exec({ lookup, provider, sessions, streamLimits, unread }: StreamOptions): Handler {
+export function exec(options: StreamOptions): Handler {
+  const { lookup, sessions, streamLimits, unread } = options;
   return {
     kind: "upgrade",
     async handle(context, upgrade) {
@@ -27,19 +27,18 @@ export function exec({ lookup, provider, sessions, streamLimits, unread }: Strea
       notes.podUid = found.pod.metadata?.uid;
       const container = params["container"]!;
       requireContainer(found.pod, container);
-      const options = remoteCommandOptions(query);
+      const streams = remoteCommandOptions(query);
       const command = query.getAll("command");
       if (command.length === 0) throw new HttpError(400, 'query parameter "command" is required');
       const protocol = negotiateRemoteCommand(upgrade.request);
-      if (provider.exec === undefined)
-        throw new HttpError(501, `the provider ${provider.name} cannot run commands in a container`);
+      const start = ability(options, "exec");
       using _session = sessions.open("exec", found.pod.metadata, user.username);
-      const process = await provider.exec(found.machineId, container, command, { ...options, signal });
+      const process = await start(found.machineId, container, command, { ...streams, signal });
       const limits = { ...streamLimits, unread: { budget: unread, tenant: params["namespace"]! } };
       await runSession({
         upgrade,
         protocol,
-        options,
+        options: streams,
         process,
         kind: "exec",
         limits,

@@ -4,6 +4,7 @@ import type { UnreadAccount, UnreadBytes } from "../../util/unread.ts";
 import { HttpError } from "../../http/http-error.ts";
 import { findPod, requireContainer } from "../pod-lookup.ts";
 import type { Handler } from "../router.ts";
+import { ability } from "./ability.ts";
 import type { StreamOptions } from "./exec.ts";
 import { onAbort } from "../../util/abort.ts";
 
@@ -14,7 +15,8 @@ const MAX_OUTPUT_BYTES = 16 * 1024 * 1024;
  * `POST /run/NAMESPACE/POD[/UID]/CONTAINER?cmd=...`: a command without input; the reply is its output, 500 when it
  * failed.
  */
-export function run({ lookup, provider, sessions, unread }: StreamOptions): Handler {
+export function run(options: StreamOptions): Handler {
+  const { lookup, sessions, unread } = options;
   return {
     kind: "plain",
     async handle({ params, query, user, signal, notes }) {
@@ -24,11 +26,10 @@ export function run({ lookup, provider, sessions, unread }: StreamOptions): Hand
       requireContainer(found.pod, container);
       const command = (query.get("cmd") ?? "").split(" ");
       if (command[0] === "") throw new HttpError(400, 'query parameter "cmd" is required');
-      if (provider.exec === undefined)
-        throw new HttpError(501, `the provider ${provider.name} cannot run commands in a container`);
+      const start = ability(options, "exec");
       using _session = sessions.open("exec", found.pod.metadata, user.username);
-      const options = { stdin: false, stdout: true, stderr: true, tty: false, signal };
-      const process = await provider.exec(found.machineId, container, command, options);
+      const streams = { stdin: false, stdout: true, stderr: true, tty: false, signal };
+      const process = await start(found.machineId, container, command, streams);
       notes.begun = true;
       // This promise may have no other user left; its rejection must not go unhandled.
       process.exit.catch(() => {});

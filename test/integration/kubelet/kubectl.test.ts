@@ -130,7 +130,10 @@ describe.skipIf(process.arch !== "x64" || process.platform !== "linux").each(CAS
       Object.assign(kubelet.provider, { portForward: undefined });
       try {
         const { code, stderr } = await kubectl(["port-forward", "p", ":80"]);
-        expect([code, stderr]).toEqual([1, expect.stringContaining("the provider process-test cannot forward ports")]);
+        expect([code, stderr]).toEqual([
+          1,
+          expect.stringContaining("the backend process-test cannot forward ports: it lacks capability port_forward"),
+        ]);
       } finally {
         Object.assign(kubelet.provider, { portForward });
       }

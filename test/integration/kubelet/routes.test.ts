@@ -13,6 +13,9 @@ import { startKubelet, testPod } from "./support.ts";
 const SPDY = { connection: "Upgrade", upgrade: "SPDY/3.1", "x-stream-protocol-version": "v4.channel.k8s.io" };
 const EXEC = "/exec/default/p/main?command=true&output=1";
 
+const METHODS = ["exec", "attach", "portForward"];
+const unasked = () => Promise.reject(new Error("it was asked"));
+
 describe("the kubelet API", () => {
   test("lists the node's pods as they are known now", async () => {
     await using kubelet = await startKubelet();
@@ -160,19 +163,26 @@ describe("the kubelet API", () => {
     }
   });
 
-  test("says in a sentence what the provider cannot do", async () => {
-    const provider = { name: "small", getLogs: () => [] } as unknown as Provider;
-    await using kubelet = await startKubelet({ provider });
+  test.each([
+    ["has no method for", {}, undefined],
+    [
+      "has a method for, and a backend that lacks it",
+      Object.fromEntries(METHODS.map((name) => [name, unasked])),
+      () => false,
+    ],
+  ])("says in a sentence what the provider %s", async (_why, methods, can) => {
+    const provider = { name: "small", getLogs: () => [], ...methods } as unknown as Provider;
+    await using kubelet = await startKubelet({ provider, can });
     for (const [path, what] of [
-      [EXEC, "run commands in a container"],
-      ["/attach/default/p/main?output=1", "attach to a container"],
-      ["/portForward/default/p", "forward ports"],
+      [EXEC, "run commands in a container: it lacks capability exec"],
+      ["/attach/default/p/main?output=1", "attach to a container: it lacks capability attach"],
+      ["/portForward/default/p", "forward ports: it lacks capability port_forward"],
     ] as const) {
       const headers = { ...SPDY, "x-stream-protocol-version": "v4.channel.k8s.io, portforward.k8s.io" };
       expect(statusOf(await ask(kubelet, path, { method: "POST", headers }))).toMatchObject({
         code: 501,
         reason: "NotImplemented",
-        message: `the provider small cannot ${what}`,
+        message: `the backend small cannot ${what}`,
       });
     }
   });
