@@ -532,19 +532,33 @@ test("a guest that stood still under commands has their ports back, and not whil
     .toBe(2);
 });
 
-test("a QEMU that hangs before it has begun is not waited for beyond the deadline", async () => {
+test("a QEMU that hangs before it has begun is not waited for beyond the deadline, and does not begin later", async () => {
   const dir = mkdtempSync(join(tmpdir(), "vmlet-hung-"));
   onTestFinished(() => rmSync(dir, { recursive: true }));
   const pidFile = join(dir, "pid");
-  const jail = { command: () => ({ command: "sh", args: ["-c", `echo $$ > ${pidFile}; exec sleep 1000`] }) };
+  // Its launcher has said nothing of it yet.
+  const script = `sleep 1000 & echo $$ $! > ${pidFile}; wait`;
+  const jail = { command: () => ({ command: "sh", args: ["-c", script] }) };
   const deadline = new AbortController();
   const starting = startJailed(jail as unknown as Jail, "qemu", [], join(dir, "log"), deadline.signal);
   const outcome = expect(starting).rejects.toThrow("it takes too long");
   await expect.poll(() => existsSync(pidFile) && readFileSync(pidFile, "utf8")).toMatch(/\n$/);
-  onTestFinished(() => void process.kill(Number(readFileSync(pidFile, "utf8")), "SIGKILL"));
+  const pids = readFileSync(pidFile, "utf8").trim().split(" ").map(Number);
+  expect(pids.filter((pid) => existsSync(`/proc/${pid}`))).toEqual(pids);
   deadline.abort(new Error("it takes too long"));
   await outcome;
+  // What has no parent any more is reaped by process 1, when that comes to it.
+  const runs = (pid: number) => !["Z", "X", undefined].includes(/\) (\w)/.exec(statOf(pid))?.[1]);
+  await expect.poll(() => pids.filter(runs)).toEqual([]);
 });
+
+function statOf(pid: number): string {
+  try {
+    return readFileSync(`/proc/${pid}/stat`, "latin1");
+  } catch {
+    return "";
+  }
+}
 
 test("a VM is killed and removed without a look at all processes of the host", async () => {
   const { context, dir, vm } = await machineWith(() => undefined);

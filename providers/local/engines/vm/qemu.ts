@@ -4,7 +4,7 @@
  * the memory is shared with the template until it is written).
  */
 import { createHash } from "node:crypto";
-import { spawn } from "node:child_process";
+import { type ChildProcess, spawn } from "node:child_process";
 import { closeSync, existsSync, openSync, readFileSync } from "node:fs";
 import { chmod, chown, mkdir, mkdtemp, readdir, rm, truncate, writeFile } from "node:fs/promises";
 import { createServer } from "node:net";
@@ -523,10 +523,29 @@ export async function startJailed(
     });
   });
   ended.catch(() => undefined);
-  const pid = Number(await unlessAborted(Promise.race([text(child.stdout!), ended]), signal));
-  const stat = pid > 0 ? processStat(pid) : undefined;
-  if (stat === undefined) return await unlessAborted(ended, signal);
-  return { process: { pid, startTime: stat.startTime }, ended };
+  try {
+    const pid = Number(await unlessAborted(Promise.race([text(child.stdout!), ended]), signal));
+    const stat = pid > 0 ? processStat(pid) : undefined;
+    if (stat === undefined) return await unlessAborted(ended, signal);
+    return { process: { pid, startTime: stat.startTime }, ended };
+  } catch (thrown) {
+    if (child.exitCode === null && child.signalCode === null) endLaunch(child);
+    throw thrown;
+  }
+}
+
+/** On a host that is overrun it may begin the program long after it was given up: nobody would look for that again. */
+function endLaunch({ pid }: ChildProcess): void {
+  if (pid === undefined) return;
+  try {
+    // It begins nothing any more; its only child is the program.
+    process.kill(pid, "SIGSTOP");
+    for (const child of readFileSync(`/proc/${pid}/task/${pid}/children`, "latin1").split(" "))
+      if (child !== "") process.kill(Number(child), "SIGKILL");
+    process.kill(pid, "SIGKILL");
+  } catch {
+    // It has ended by itself.
+  }
 }
 
 /** Kills the process and waits until it is gone. @throws HostError when it does not end */
