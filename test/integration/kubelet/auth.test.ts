@@ -311,7 +311,6 @@ describe("authorization of the kubelet API", () => {
       "/debug/pprof/",
       "/debug/pprof/heap",
       "/debug/flags/v",
-      "/logs/",
       "/cri/exec/token",
       "/json/list",
       "/json/version",
