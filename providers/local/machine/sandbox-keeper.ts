@@ -47,6 +47,8 @@ export class SandboxKeeper {
   readonly #running: () => ContainerRef[];
   #sandbox: Sandbox | undefined;
   #opening: AbortController | undefined;
+  /** Aborts when what is being opened is not wanted any more: `#opening` may have been aborted before. */
+  #unwanted = new AbortController();
   /** On the monotonic clock, in milliseconds. */
   #retry = { at: 0, failures: 0 };
   #cancelStorage: (() => void) | undefined;
@@ -80,6 +82,7 @@ export class SandboxKeeper {
     const { starts, tenant, state, work, clock } = this.#context;
     const opening = new AbortController();
     this.#opening = opening;
+    this.#unwanted = new AbortController();
     let cancel = () => {};
     try {
       await this.#takeDevices(opening.signal);
@@ -158,8 +161,9 @@ export class SandboxKeeper {
     const settle = () => void (isSettled = true);
     const settled = opened.then(settle, settle);
     await untilAborted(signal, settled);
+    // Another must not be made while this one may still come to be: only the machine's end does not wait for that.
+    await untilAborted(this.#unwanted.signal, settled);
     if (!isSettled) await Promise.race([settled, pause(clock, GIVE_UP_MS, work.closing)]);
-    // Another must not be made while this one may still come to be.
     if (isSettled || state.record.ending === undefined) return await opened;
     work.background(this.#removeLate(opened));
     throw toError(signal.reason);
@@ -207,6 +211,7 @@ export class SandboxKeeper {
   /** The sandbox is not wanted any more: what is being opened is given up. */
   abandon(reason: unknown): void {
     this.#opening?.abort(reason);
+    this.#unwanted.abort(reason);
   }
 
   /** Puts a volume's files in place. @throws ProviderError unsupported, or what the engine throws */

@@ -84,6 +84,15 @@ test("a sandbox that the engine never makes keeps no machine from its end", asyn
   expect((await world.machine()).state).toBe("deleted");
 });
 
+test("nor when the end comes after the engine has used up its time for the sandbox", async () => {
+  const world = await World.create((fresh) => fresh.hung.add("open"));
+  await world.create({});
+  await world.advance(300_000 + 10_000);
+  await world.provider.deletePod("m1", { force: true, signal: world.signal });
+  await world.advance(10_000);
+  expect((await world.machine()).state).toBe("deleted");
+});
+
 test("a sandbox that the engine makes after it was given up is removed again", async () => {
   const world = await World.create();
   const { promise, resolve } = Promise.withResolvers<void>();
