@@ -1,14 +1,17 @@
 /**
  * Runs the host's own tools (umoci, ip, runc...) and says whether they are there. A tool is given arguments as an
- * array, never through a shell; its output is bounded; it dies with the signal.
+ * array, never through a shell; its output is bounded; it dies with the signal. One that is killed and does not die, or
+ * whose output another process holds open, is not waited for.
  */
-import { spawn } from "node:child_process";
+import { type ChildProcess, spawn } from "node:child_process";
 import { accessSync, constants, statSync } from "node:fs";
 import { delimiter, isAbsolute, join } from "node:path";
-import { onAbort, VmletError } from "../../../src/provider/kit/index.ts";
+import { onAbort, systemClock, VmletError } from "../../../src/provider/kit/index.ts";
 
 interface CommandOptions {
   signal?: AbortSignal | undefined;
+  /** It is killed when it has not ended by then. Absent: it takes its time. */
+  withinMs?: number | undefined;
   /** Written to standard input, then closed. Absent: no input. */
   input?: string | Buffer | undefined;
   /** Added to the environment of this process. */
@@ -29,6 +32,8 @@ interface CommandResult {
 
 const MAX_OUTPUT_BYTES = 16 * 1024 * 1024;
 const MAX_ERROR_CHARS = 8192;
+/** From the kill of a tool to the end of the wait for it. */
+const KILLED_MS = 2_000;
 
 /** A tool ended with another code than success, was ended by a signal, or could not be started. */
 export class CommandError extends VmletError {
@@ -53,7 +58,7 @@ export class CommandError extends VmletError {
 
 /**
  * Runs a tool to its end.
- * @throws CommandError when it fails; the signal's reason when that aborted first.
+ * @throws CommandError when it fails, or its time is over; the signal's reason when that aborted first.
  */
 export function run(command: string, args: readonly string[], options: CommandOptions = {}): Promise<CommandResult> {
   const limit = options.maxOutputBytes ?? MAX_OUTPUT_BYTES;
@@ -67,10 +72,10 @@ export function run(command: string, args: readonly string[], options: CommandOp
       cwd: options.cwd,
       env: options.env === undefined ? process.env : { ...process.env, ...options.env },
     });
-    const listening = onAbort(options.signal, () => child.kill("SIGKILL"));
+    const end = new ForcedEnd(child, command, options, reject);
     // First: without descriptors to spare there are no streams, and only this tells why.
     child.once("error", (cause) => {
-      listening[Symbol.dispose]();
+      end.over();
       reject(new CommandError(command, undefined, "", cause.message, { cause }));
     });
     if (child.stdin === null || child.stdin === undefined) return;
@@ -94,8 +99,8 @@ export function run(command: string, args: readonly string[], options: CommandOp
     child.stdin.end(options.input ?? "");
 
     child.once("close", (code, signal) => {
-      listening[Symbol.dispose]();
-      if (options.signal?.aborted) reject(options.signal.reason as Error);
+      end.over();
+      if (end.reason !== undefined) reject(end.reason);
       else if (overflow) reject(new CommandError(command, undefined, "", `printed more than ${limit} bytes`));
       else if ((options.exitCodes ?? [0]).includes(code ?? -1)) resolve({ stdout: Buffer.concat(chunks), stderr });
       else
@@ -109,6 +114,48 @@ export function run(command: string, args: readonly string[], options: CommandOp
         );
     });
   });
+}
+
+/** The end of a tool that is not waited for any longer. */
+class ForcedEnd {
+  /** Why it was killed. */
+  reason: Error | undefined;
+  readonly #child: ChildProcess;
+  readonly #reject: (reason: Error) => void;
+  readonly #listening: Disposable;
+  #cancel = () => {};
+
+  constructor(
+    child: ChildProcess,
+    command: string,
+    { signal, withinMs }: CommandOptions,
+    reject: (reason: Error) => void,
+  ) {
+    this.#child = child;
+    this.#reject = reject;
+    if (withinMs !== undefined) {
+      const late = `it has not ended within ${withinMs / 1000} s`;
+      this.#cancel = systemClock.after(withinMs, () => this.#kill(new CommandError(command, undefined, "", late)));
+    }
+    this.#listening = onAbort(signal, () => this.#kill(signal!.reason as Error));
+  }
+
+  /** It has ended, or was never begun. */
+  over(): void {
+    this.#cancel();
+    this.#listening[Symbol.dispose]();
+  }
+
+  #kill(reason: Error): void {
+    this.reason ??= reason;
+    this.#child.kill("SIGKILL");
+    this.#cancel();
+    this.#cancel = systemClock.after(KILLED_MS, () => {
+      for (const stream of this.#child.stdio) stream?.destroy();
+      this.#child.unref();
+      this.#reject(this.reason!);
+    });
+  }
 }
 
 /** Absolute path of a tool on the PATH (or of `name` itself when it is a path); undefined when it is not there. */

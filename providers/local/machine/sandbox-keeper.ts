@@ -359,8 +359,8 @@ export class SandboxKeeper {
     const sandbox = this.#sandbox;
     this.#sandbox = undefined;
     this.#lacksVolumes = false;
-    await sandbox?.close().catch(() => {});
     const destroy = async () => {
+      await sandbox?.close().catch(() => {});
       await engine.destroy(home, options);
       await volumes?.detach(state);
     };

@@ -1,6 +1,7 @@
 /** What the kernel remembers of connections (conntrack), which must not lead to the next owner of an address. */
 import type { HostProblem } from "../engine.ts";
-import { findTool, run } from "../host/command.ts";
+import { findTool } from "../host/command.ts";
+import { runSoon } from "./tools.ts";
 
 /** `conntrack` when it had nothing to delete. */
 const NOTHING_THERE = 1;
@@ -14,7 +15,7 @@ export async function forgetConnections(address: string): Promise<void> {
   if (tool === undefined) return;
   // From the machine, to it, and to a port of this host that led to it.
   const ends = ["--src", "--dst", "--reply-src"].map((end) => ["--delete", "--family", "ipv4", end, address]);
-  await Promise.all(ends.map((args) => run(tool, args, { exitCodes: [0, NOTHING_THERE] })));
+  await Promise.all(ends.map((args) => runSoon(tool, args, { exitCodes: [0, NOTHING_THERE] })));
 }
 
 export function checkConnections(): HostProblem[] {

@@ -1,9 +1,9 @@
 /** Which ports of this host lead to which machine: in nft's maps, held by our sockets, remembered for repairs. */
 import { readFile, writeFile } from "node:fs/promises";
 import type { ContainerPort } from "../../../src/provider/kit/index.ts";
-import { findTool, run } from "../host/command.ts";
 import { hostIp, type HostPort, inUseByMachine, isLoopback, overlap, PortHolders } from "./host-ports.ts";
 import { HOST_PORT_MAPS, hostPortRule } from "./rules.ts";
+import { runSoon } from "./tools.ts";
 
 /** `tcp . 8080`, or `127.0.0.1 . tcp . 8080` for one address alone; and `10.99.0.2 . 80`. */
 type Forward = readonly [key: string, target: string];
@@ -105,7 +105,7 @@ export class PortForwards {
   async #inPlace(): Promise<Map<string, string>> {
     const inPlace = new Map<string, string>();
     for (const map of HOST_PORT_MAPS) {
-      const { stdout } = await run(findTool("nft") ?? "nft", ["list", "map", "inet", this.#table, map]);
+      const { stdout } = await runSoon("nft", ["list", "map", "inet", this.#table, map]);
       const [, elements = ""] = stdout.toString("utf8").split("elements = {");
       for (const element of elements.split("}")[0]!.split(",")) {
         const [key = "", target] = element.trim().split(" : ");
@@ -118,7 +118,7 @@ export class PortForwards {
   async #tell(verb: "add" | "delete", forwards: readonly Forward[]): Promise<void> {
     if (forwards.length === 0) return;
     const input = forwards.map(([key, target]) => hostPortRule(verb, this.#table, key, target)).join("");
-    await run(findTool("nft") ?? "nft", ["-f", "-"], { input });
+    await runSoon("nft", ["-f", "-"], { input });
   }
 }
 

@@ -1,5 +1,5 @@
 /** Whether the rules that nft was told are still in place: other programs flush what they find. */
-import { findTool, run } from "../host/command.ts";
+import { runSoon } from "./tools.ts";
 
 /** Chain (`inet vmlet_vmlet0 forward`) -> how many rules it has. */
 type RuleCounts = ReadonlyMap<string, number>;
@@ -35,9 +35,9 @@ async function countRules(family: string, table: string): Promise<RuleCounts> {
 
 /** Nothing for a table that is not there. */
 async function list(family: string, table: string): Promise<Listed[]> {
-  const { stdout } = await run(findTool("nft") ?? "nft", ["-j", "list", "tables", family]);
+  const { stdout } = await runSoon("nft", ["-j", "list", "tables", family]);
   const tables = (JSON.parse(stdout.toString("utf8")) as { nftables: { table?: { name: string } }[] }).nftables;
   if (!tables.some((each) => each.table?.name === table)) return [];
-  const listed = await run(findTool("nft") ?? "nft", ["-j", "-t", "list", "table", family, table]);
+  const listed = await runSoon("nft", ["-j", "-t", "list", "table", family, table]);
   return (JSON.parse(listed.stdout.toString("utf8")) as { nftables: Listed[] }).nftables;
 }

@@ -1,9 +1,9 @@
 /** Network interfaces of this host, by `ip`. */
 import { existsSync } from "node:fs";
-import { findTool, run } from "../host/command.ts";
+import { runSoon } from "./tools.ts";
 
 export async function ip(commands: readonly string[]): Promise<void> {
-  await run(findTool("ip") ?? "ip", ["-batch", "-"], { input: `${commands.join("\n")}\n` });
+  await runSoon("ip", ["-batch", "-"], { input: `${commands.join("\n")}\n` });
 }
 
 export function isLink(name: string): boolean {

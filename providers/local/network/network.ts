@@ -17,7 +17,7 @@ import { BlockList } from "node:net";
 import { join } from "node:path";
 import { type Clock, type ContainerPort, type Logger, Once, ProviderError } from "../../../src/provider/kit/index.ts";
 import type { HostProblem } from "../engine.ts";
-import { findTool, run } from "../host/command.ts";
+import { findTool } from "../host/command.ts";
 import { lockFile } from "../host/lock.ts";
 import { isMissing, readFileIfExists, writeFileAtomic } from "../host/files.ts";
 import { checkConnections, forgetConnections } from "./connections.ts";
@@ -29,6 +29,7 @@ import { NetworkNames } from "./names.ts";
 import { networkRules } from "./rules.ts";
 import { forgetSender, holdSender } from "./sender-rules.ts";
 import { sameTwice, whileSteady } from "./steady.ts";
+import { runSoon } from "./tools.ts";
 import { UnderWay } from "./under-way.ts";
 import { HostError } from "../host/host-error.ts";
 import { together } from "../host/together.ts";
@@ -158,7 +159,7 @@ export class HostNetwork {
       `link set ${link} master ${this.#names.bridge} up`,
     ]);
     await this.#onRules(made);
-    await run(findTool("nsenter")!, [`--net=${NETNS_DIR}/${name}`, findTool("ip")!, "-batch", "-"], {
+    await runSoon("nsenter", [`--net=${NETNS_DIR}/${name}`, findTool("ip")!, "-batch", "-"], {
       input: [
         "link set lo up",
         `address add ${address}/${prefix} dev eth0`,
@@ -342,7 +343,7 @@ export class HostNetwork {
   async #missing(): Promise<string | undefined> {
     const { bridge, table } = this.#names;
     if (!isLink(bridge)) return `bridge ${bridge}`;
-    const { stdout } = await run(findTool("ip") ?? "ip", ["-4", "-o", "address", "show", "dev", bridge]);
+    const { stdout } = await runSoon("ip", ["-4", "-o", "address", "show", "dev", bridge]);
     if (!stdout.includes(` ${this.gateway}/`)) return `address ${this.gateway} of ${bridge}`;
     const loose = (await this.#attached()).find(({ link }) => !existsSync(`/sys/class/net/${link}/master`));
     if (loose !== undefined) return `interface ${loose.link} on ${bridge}`;
@@ -427,7 +428,7 @@ export class HostNetwork {
     const { cidr, prefix } = this.#subnet;
     const range = new BlockList();
     range.addSubnet(cidr.split("/")[0]!, prefix);
-    const { stdout } = await run(findTool("ip") ?? "ip", ["-json", "-4", "address", "show"]);
+    const { stdout } = await runSoon("ip", ["-json", "-4", "address", "show"]);
     const interfaces = JSON.parse(stdout.toString("utf8")) as { ifname?: string; addr_info?: { local: string }[] }[];
     // Old versions of ip print an empty object for an interface without addresses.
     for (const { ifname, addr_info: addresses = [] } of interfaces) {
@@ -501,7 +502,7 @@ async function removeUnlessGone(path: string, command: string): Promise<void> {
 }
 
 async function nft(script: string): Promise<void> {
-  await run(findTool("nft") ?? "nft", ["-f", "-"], { input: script });
+  await runSoon("nft", ["-f", "-"], { input: script });
 }
 
 /** False for a bridge that the host's owner has made and named in the configuration. */

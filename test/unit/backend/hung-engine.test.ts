@@ -106,6 +106,15 @@ test("a sandbox that the engine makes after it was given up is removed again", a
   expect(world.journal.at(-1)).toBe("destroy");
 });
 
+test("a sandbox that does not close keeps no machine from its end", async () => {
+  const world = await World.create((fresh) => fresh.hung.add("close"));
+  await world.create({});
+  await world.stop(0);
+  await world.advance(130_000);
+  expect(world.journal.at(-1)).toBe("destroy");
+  expect((await world.machine()).state).toBe("stopped");
+});
+
 test("a backend starts although an engine does not find a machine again, which is told as out of sight", async () => {
   const world = await World.create();
   await world.create({});
