@@ -181,8 +181,8 @@ export const HELD_BY_UNITS: readonly HeldMutant[] = [
     name: "a volume is claimed for a pod that went while its claims were read",
     rule: 15,
     file: "src/podspec/references/disks.ts",
-    find: "if (!isLive || this.#reading.get(uid) !== reading)",
-    replace: "if (!isLive)",
+    find: "if (!isNewest || this.#options.isLive?.(uid) === false)",
+    replace: "if (this.#options.isLive?.(uid) === false)",
     caughtBy: {
       file: "podspec/disks.test.ts",
       test: "of a pod that goes while its claims are read is not in use on its account afterwards",
