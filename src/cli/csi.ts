@@ -1,7 +1,6 @@
 /** `vmlet csi`: the CSI controller in front of a backend's volumes. */
 import { Command, Option } from "commander";
 import { Registry } from "prom-client";
-import { HttpVmProvider } from "../../providers/http-vm/index.ts";
 import { ConfigError, configuredBy } from "../config/load.ts";
 import { CsiServer, whyNotReady } from "../csi/server.ts";
 import type { Provider } from "../provider/provider.ts";
@@ -9,6 +8,7 @@ import { HealthChecks, startHealthServer, type HealthServer } from "../telemetry
 import { createLogger, type Logger, type LogFormat, type LogLevel } from "../telemetry/logger.ts";
 import { collectProcessFigures } from "../telemetry/process-figures.ts";
 import { untilAborted } from "../util/abort.ts";
+import { type BackendClientFlags, openBackend, withCredentialOptions } from "./backend-client.ts";
 import { openNoDebugger, portNumber, signalToStop } from "./exit.ts";
 import { outliveFaults, PROGRAM_FOLDER } from "./faults.ts";
 import { logFormatOption } from "./log-format.ts";
@@ -18,15 +18,9 @@ import { VERSION } from "./version.ts";
 /** Less than a probe waits. */
 const READY_TIMEOUT_MS = 4_000;
 
-interface Flags {
+interface Flags extends BackendClientFlags {
   endpoint: string;
-  backend?: string | undefined;
   clusterId?: string | undefined;
-  tokenFile?: string | undefined;
-  caFile?: string | undefined;
-  certFile?: string | undefined;
-  keyFile?: string | undefined;
-  allowPlainHttp?: boolean | undefined;
   address: string;
   healthPort?: number | undefined;
   outOfService?: boolean | undefined;
@@ -36,18 +30,14 @@ interface Flags {
 }
 
 export function csiCommand(): Command {
-  return new Command("csi")
+  const command = new Command("csi")
     .description(
       "serve CSI's controller (driver volumes.vmlet.dev) for csi-provisioner, csi-attacher, csi-resizer and csi-snapshotter; it keeps nothing, so any number may run",
     )
     .option("--endpoint <address>", "unix socket on which the sidecars ask", "unix:///csi/csi.sock")
     .option("--backend <url>", "Machine API with the volumes: https://host:port, http:// on loopback, or unix:///path")
-    .option("--cluster-id <id>", "as the agents have it (clusterId): whose volumes these are")
-    .option("--token-file <file>", "file with the bearer token")
-    .option("--ca-file <file>", "CA that signed the backend's certificate; no other is trusted")
-    .option("--cert-file <file>", "client certificate")
-    .option("--key-file <file>", "client key")
-    .option("--allow-plain-http", "http:// beyond loopback, which shows every token to the network")
+    .option("--cluster-id <id>", "as the agents have it (clusterId): whose volumes these are");
+  return withCredentialOptions(command)
     .option(
       "--out-of-service",
       "stop the machines of a node with the taint node.kubernetes.io/out-of-service, to detach its volumes; reads nodes of the API server",
@@ -69,7 +59,6 @@ export function csiCommand(): Command {
 async function run(flags: Flags): Promise<void> {
   const stop = signalToStop();
   const { backend, clusterId, endpoint } = flags;
-  if (backend === undefined) throw new ConfigError("--backend is missing: the URL of the Machine API with the volumes");
   if (clusterId === undefined || clusterId === "")
     throw new ConfigError("--cluster-id is missing: give the agents' clusterId, by default the UID of kube-system");
   const socket = /^(?:unix:(?:\/\/)?)?(\/.+)$/.exec(endpoint)?.[1];
@@ -77,21 +66,7 @@ async function run(flags: Flags): Promise<void> {
   const logger = createLogger({ level: flags.logLevel, format: flags.logFormat });
   openNoDebugger(logger);
   const { fatal } = outliveFaults(logger, { ownFolder: PROGRAM_FOLDER });
-  const { tokenFile, caFile, certFile, keyFile } = flags;
-  const provider = await configuredBy("--backend", () =>
-    Promise.resolve(
-      new HttpVmProvider({
-        url: backend,
-        allowPlainHttp: flags.allowPlainHttp === true,
-        credentials: {
-          ...(tokenFile !== undefined && { tokenFile }),
-          ...(caFile !== undefined && { caFile }),
-          ...(certFile !== undefined && { certFile }),
-          ...(keyFile !== undefined && { keyFile }),
-        },
-      }),
-    ),
-  );
+  const provider = await openBackend(flags, "the Machine API with the volumes");
   const { kubeconfig } = flags;
   const nodes =
     flags.outOfService === true

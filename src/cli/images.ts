@@ -2,8 +2,7 @@
 import { createHash } from "node:crypto";
 import { readFileSync } from "node:fs";
 import { Command, Option } from "commander";
-import { HttpVmProvider } from "../../providers/http-vm/index.ts";
-import { ConfigError, configuredBy } from "../config/load.ts";
+import { ConfigError } from "../config/load.ts";
 import { parseDockerConfig } from "../provider/docker-config.ts";
 import type { ImageProvider, PrewarmedImage } from "../provider/image.ts";
 import type { RegistryAuth } from "../provider/machine.ts";
@@ -11,18 +10,13 @@ import { clusterPrefix, LABEL_CLUSTER } from "../provider/owner.ts";
 import { type Clock, systemClock } from "../util/clock.ts";
 import { toError, VmletError } from "../util/errors.ts";
 import { printable } from "../streaming/plain-text.ts";
+import { type BackendClientFlags, openBackend, withCredentialOptions } from "./backend-client.ts";
 import { signalToStop } from "./exit.ts";
 import { formatBytes } from "./sizes.ts";
 import { listText, type OutputOptions, withOutputOption } from "./table.ts";
 
-interface BackendFlags {
-  backend?: string | undefined;
+interface BackendFlags extends BackendClientFlags {
   clusterId?: string | undefined;
-  tokenFile?: string | undefined;
-  caFile?: string | undefined;
-  certFile?: string | undefined;
-  keyFile?: string | undefined;
-  allowPlainHttp?: boolean | undefined;
 }
 
 type PullFlags = BackendFlags & { authFile?: string | undefined; wait: boolean; timeout: number };
@@ -65,36 +59,19 @@ export function imagesCommand(): Command {
 }
 
 function withBackend(command: Command): Command {
-  return command
-    .option("--backend <url>", "its Machine API: https://host:port, http:// on loopback, or unix:///path")
-    .option("--cluster-id <id>", "only this cluster's, as its agents have it (clusterId)")
-    .option("--token-file <file>", "file with the bearer token")
-    .option("--ca-file <file>", "CA that signed the backend's certificate; no other is trusted")
-    .option("--cert-file <file>", "client certificate")
-    .option("--key-file <file>", "client key")
-    .option("--allow-plain-http", "http:// beyond loopback, which shows every token to the network");
+  return withCredentialOptions(
+    command
+      .option("--backend <url>", "its Machine API: https://host:port, http:// on loopback, or unix:///path")
+      .option("--cluster-id <id>", "only this cluster's, as its agents have it (clusterId)"),
+  );
 }
 
 async function withImages(
   flags: BackendFlags,
   work: (images: ImageProvider, labels: Record<string, string>, signal: AbortSignal) => Promise<void>,
 ): Promise<void> {
-  const { backend, clusterId, tokenFile, caFile, certFile, keyFile } = flags;
-  if (backend === undefined) throw new ConfigError("--backend is missing: the URL of the Machine API");
-  const provider = await configuredBy("--backend", () =>
-    Promise.resolve(
-      new HttpVmProvider({
-        url: backend,
-        allowPlainHttp: flags.allowPlainHttp === true,
-        credentials: {
-          ...(tokenFile !== undefined && { tokenFile }),
-          ...(caFile !== undefined && { caFile }),
-          ...(certFile !== undefined && { certFile }),
-          ...(keyFile !== undefined && { keyFile }),
-        },
-      }),
-    ),
-  );
+  const { clusterId } = flags;
+  const provider = await openBackend(flags, "the Machine API");
   const labels = clusterId === undefined ? {} : { [LABEL_CLUSTER]: clusterPrefix(clusterId) };
   const signal = signalToStop();
   try {

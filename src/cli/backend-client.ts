@@ -1,0 +1,39 @@
+/** How a command reaches a backend of the Machine API: its options, and the client that they make. */
+import type { Command } from "commander";
+import { HttpVmProvider } from "../../providers/http-vm/index.ts";
+import { ConfigError, configuredBy } from "../config/load.ts";
+
+export interface BackendClientFlags {
+  backend?: string | undefined;
+  tokenFile?: string | undefined;
+  caFile?: string | undefined;
+  certFile?: string | undefined;
+  keyFile?: string | undefined;
+  allowPlainHttp?: boolean | undefined;
+}
+
+/** All but `--backend`, of which each command says what it is for. */
+export function withCredentialOptions(command: Command): Command {
+  return command
+    .option("--token-file <file>", "file with the bearer token")
+    .option("--ca-file <file>", "CA that signed the backend's certificate; no other is trusted")
+    .option("--cert-file <file>", "client certificate")
+    .option("--key-file <file>", "client key")
+    .option("--allow-plain-http", "http:// beyond loopback, which shows every token to the network");
+}
+
+/** @throws ConfigError when it is not said which backend, or its URL or credentials cannot be used */
+export async function openBackend(flags: BackendClientFlags, what: string): Promise<HttpVmProvider> {
+  const { backend, tokenFile, caFile, certFile, keyFile } = flags;
+  if (backend === undefined) throw new ConfigError(`--backend is missing: the URL of ${what}`);
+  const credentials = {
+    ...(tokenFile !== undefined && { tokenFile }),
+    ...(caFile !== undefined && { caFile }),
+    ...(certFile !== undefined && { certFile }),
+    ...(keyFile !== undefined && { keyFile }),
+  };
+  const allowPlainHttp = flags.allowPlainHttp === true;
+  return await configuredBy("--backend", () =>
+    Promise.resolve(new HttpVmProvider({ url: backend, allowPlainHttp, credentials })),
+  );
+}
