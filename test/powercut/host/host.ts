@@ -6,7 +6,7 @@ import { connect } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { addAbortSignal } from "node:stream";
-import { assemble } from "../../../helm/assemble.ts";
+import { assemble, copyPackage, portablePackages } from "../../../helm/assemble.ts";
 import { HttpVmProvider } from "../../../providers/http-vm/index.ts";
 import { defaultGuestDir } from "../../../providers/local/engines/vm/guest.ts";
 import { GuestImage } from "../../../providers/local/engines/vm/guest-image.ts";
@@ -69,6 +69,8 @@ export async function makeImages(folder: string, programs?: string): Promise<Ima
   );
   for (const part of ["lib", "apparmor"]) await cp(join(kernel, part), join(folder, part), { recursive: true });
   await assemble(join(folder, "application"));
+  // The image has what the program was packed of no more, and a test's own program in the host is not packed.
+  for (const place of await portablePackages()) await copyPackage(place, join(folder, "application/app"));
   const guest = new GuestImage({ dir: defaultGuestDir(), clock: systemClock, logger: silentLogger });
   await guest.ready();
   const system = ["system", folder, join(folder, "application"), defaultGuestDir(), ...(programs ? [programs] : [])];
