@@ -4,11 +4,11 @@
  */
 import {
   type ImageProvider,
-  isProviderError,
   LABEL_CLUSTER,
   type PrewarmedImage,
   type ProviderError,
 } from "../../../src/provider/kit/index.ts";
+import { ofClusters, ownOrAbsent } from "./scope-clusters.ts";
 
 interface ImageScope {
   /** Values of the cluster's label; undefined: all. */
@@ -27,22 +27,17 @@ export function scopedImages(images: ImageProvider, scope: ImageScope): ImagePro
   const requireWrite = () => {
     if (!mayWrite) throw refusal("say which images are kept ready: it lacks the verb images");
   };
-  const isOwn = (labels: Record<string, string>) => clusters === undefined || clusters.has(labels[LABEL_CLUSTER] ?? "");
+  const isOwn = ofClusters(clusters);
   const own = async (id: string, signal: AbortSignal): Promise<PrewarmedImage> => {
     const image = await images.get(id, { signal });
     if (isOwn(image.labels)) return image;
     throw refusal("reach this image: its labels name another's cluster");
   };
-  const ownOrAbsent = async (id: string, signal: AbortSignal): Promise<void> => {
-    await own(id, signal).catch((thrown: unknown) => {
-      if (!isProviderError(thrown, "not_found")) throw thrown;
-    });
-  };
   return {
     async create(id, spec, options) {
       requireWrite();
       if (!isOwn(spec.labels)) throw refusal(`keep an image whose label ${LABEL_CLUSTER} is not its cluster's`);
-      await ownOrAbsent(id, options.signal);
+      await ownOrAbsent(own(id, options.signal));
       return await images.create(id, spec, options);
     },
     async get(id, { signal }) {
@@ -55,7 +50,7 @@ export function scopedImages(images: ImageProvider, scope: ImageScope): ImagePro
     },
     async delete(id, options) {
       requireWrite();
-      await ownOrAbsent(id, options.signal);
+      await ownOrAbsent(own(id, options.signal));
       await images.delete(id, options);
     },
   };

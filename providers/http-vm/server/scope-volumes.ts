@@ -6,9 +6,9 @@ import {
   LABEL_CLUSTER,
   type PersistentVolume,
   type ProviderError,
-  isProviderError,
   type VolumeProvider,
 } from "../../../src/provider/kit/index.ts";
+import { ofClusters, ownOrAbsent } from "./scope-clusters.ts";
 
 interface VolumeScope {
   /** Values of the cluster's label; undefined: all. */
@@ -29,7 +29,7 @@ export function scopedVolumes(volumes: VolumeProvider, scope: VolumeScope): Volu
   const requireWrite = () => {
     if (!mayWrite) throw refusal("change volumes");
   };
-  const isOwn = (labels: Record<string, string>) => clusters === undefined || clusters.has(labels[LABEL_CLUSTER] ?? "");
+  const isOwn = ofClusters(clusters);
   /** Whose machines have a volume by this reservation: what precedes the node's name (`nodeIdOf`) has no dot. */
   const isOwnNodes = (reservation: string) =>
     nodes === undefined || nodes.has(reservation.slice(reservation.indexOf(".") + 1));
@@ -40,18 +40,12 @@ export function scopedVolumes(volumes: VolumeProvider, scope: VolumeScope): Volu
     if (isOwn(volume.labels) || isNobodys(volume)) return volume;
     throw refusal("reach this volume: its labels name another's cluster");
   };
-  /** For what is done of an absent volume as well. */
-  const ownOrAbsent = async (id: string, signal: AbortSignal): Promise<void> => {
-    await own(id, signal).catch((thrown: unknown) => {
-      if (!isProviderError(thrown, "not_found")) throw thrown;
-    });
-  };
   return {
     async create(id, spec, options) {
       requireWrite();
       if (!isOwn(spec.labels)) throw refusal(`make a volume whose label ${LABEL_CLUSTER} is not its cluster's`);
-      await ownOrAbsent(id, options.signal);
-      if (spec.source !== undefined) await ownOrAbsent(spec.source.volume, options.signal);
+      await ownOrAbsent(own(id, options.signal));
+      if (spec.source !== undefined) await ownOrAbsent(own(spec.source.volume, options.signal));
       return await volumes.create(id, spec, options);
     },
     async get(id, { signal }) {
@@ -78,7 +72,7 @@ export function scopedVolumes(volumes: VolumeProvider, scope: VolumeScope): Volu
     },
     async delete(id, options) {
       requireWrite();
-      await ownOrAbsent(id, options.signal);
+      await ownOrAbsent(own(id, options.signal));
       await volumes.delete(id, options);
     },
     async reserve(id, name, options) {
@@ -89,7 +83,7 @@ export function scopedVolumes(volumes: VolumeProvider, scope: VolumeScope): Volu
     async release(id, name, options) {
       requireWrite();
       if (options.force === true && !isOwnNodes(name)) throw refusal("stop another node's machines for a volume");
-      await ownOrAbsent(id, options.signal);
+      await ownOrAbsent(own(id, options.signal));
       await volumes.release(id, name, options);
     },
     async getCapacity(options) {
