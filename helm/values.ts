@@ -3,7 +3,8 @@
  * cannot come apart; `generate.ts` writes it to vmlet/values.schema.json, by which Helm refuses wrong values.
  */
 import { z } from "zod";
-import { agentConfigSchema, nodeSchema, providerSchema } from "../src/config/schema.ts";
+import { providerSchema } from "../src/config/provider-schema.ts";
+import { agentConfigSchema, nodeSchema } from "../src/config/schema.ts";
 
 const agent = agentConfigSchema.shape;
 const election = agent.leaderElection.unwrap().shape;

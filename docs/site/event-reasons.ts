@@ -298,6 +298,12 @@ export const EVENT_REASONS: Readonly<Record<string, EventReason>> = {
   },
   Started: { on: "Pod", from: "backend", meaning: "A container was started." },
   Starting: { on: "Node", from: "agent", meaning: "The agent has begun to serve the node." },
+  StaticPodRefused: {
+    ...{ on: "Node", from: "agent" },
+    meaning:
+      "The folder of static pods cannot be read, or no pod can be made of one of its files; what runs by it goes on.",
+    cure: "Do what the message says: it names the file and the field.",
+  },
   Terminated: {
     ...{ on: "Pod", from: "agent" },
     meaning: "The pod's machine is about to go, and the time that it had is up: the pod was ended.",

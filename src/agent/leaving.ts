@@ -11,6 +11,7 @@ import type { Logger } from "../telemetry/logger.ts";
 import { pause } from "../util/abort.ts";
 import type { Clock } from "../util/clock.ts";
 import type { NodeAgent } from "./node-agent.ts";
+import { isMirrorPod } from "./static-pod-file.ts";
 
 const LOOK_MS = 2_000;
 /** A drain may take long: what it waits for is said again. */
@@ -70,7 +71,8 @@ export async function leave(options: LeavingOptions, signal: AbortSignal): Promi
 function stillUsedBy({ pods }: NodeAgent): string[] {
   return pods.store
     .list()
-    .filter((pod) => !isTerminal(pod) && !pod.metadata?.ownerReferences?.some(({ kind }) => kind === "DaemonSet"))
+    .filter((pod) => !isTerminal(pod) && !isMirrorPod(pod))
+    .filter(({ metadata }) => !metadata?.ownerReferences?.some(({ kind }) => kind === "DaemonSet"))
     .map(({ metadata }) => `${metadata?.namespace}/${metadata?.name}`);
 }
 

@@ -5,6 +5,7 @@
 import { nodeObjectFields } from "../config/reload.ts";
 import type { NodeConfig } from "../config/schema.ts";
 import { guardedKube } from "../kube/guarded.ts";
+import type { Kube } from "../kube/kube.ts";
 import type { KubeletServer } from "../kubelet/server.ts";
 import type { NodeController } from "../node/node-controller.ts";
 import type { PodController } from "../pods/controller.ts";
@@ -16,6 +17,8 @@ import type { NodeAgentOptions } from "./node-options.ts";
 import { createPods, type NodePods } from "./node-pods.ts";
 import { OwnNode } from "./own-node.ts";
 import { observeQueue } from "./pod-metrics.ts";
+import { StaticPodFolder } from "./static-pod-folder.ts";
+import { StaticPods } from "./static-pods.ts";
 
 /** Requests are served only after this much of the shutdown grace; streams get what is left. */
 const CLOSE_GRACE_MS = 5_000;
@@ -29,6 +32,7 @@ interface Parts {
   pods: NodePods;
   server: KubeletServer;
   node: NodeObject;
+  staticPods: StaticPods;
 }
 
 export class NodeAgent {
@@ -39,6 +43,7 @@ export class NodeAgent {
   readonly #own: OwnNode;
   readonly #pods: NodePods;
   readonly #node: NodeObject;
+  readonly #staticPods: StaticPods;
   readonly #forget: (() => void)[] = [];
   #acts = false;
 
@@ -57,10 +62,11 @@ export class NodeAgent {
     const node = createNode(options, acting, backend, pods, server.port);
     own.follow(node.controller);
     node.controller.store.onChange(({ object }) => pods.disks.nodeChanged(object));
-    return new NodeAgent(options, { own, pods, server, node });
+    const staticPods = createStaticPods(options, acting, pods, node);
+    return new NodeAgent(options, { own, pods, server, node, staticPods });
   }
 
-  private constructor(options: NodeAgentOptions, { own, pods, server, node }: Parts) {
+  private constructor(options: NodeAgentOptions, { own, pods, server, node, staticPods }: Parts) {
     this.name = options.node.name;
     this.pods = pods.controller;
     this.server = server;
@@ -68,6 +74,7 @@ export class NodeAgent {
     this.#own = own;
     this.#pods = pods;
     this.#node = node;
+    this.#staticPods = staticPods;
     this.#tellHealth();
   }
 
@@ -95,7 +102,9 @@ export class NodeAgent {
       this.#node.followCapacity(linked),
       this.#pods.volumesInUse.run(linked),
       // The pods of a Node that is not ours belong to its own kubelet.
-      this.#node.controller.claimed(linked).then(() => this.pods.act(linked)),
+      this.#node.controller
+        .claimed(linked)
+        .then(() => Promise.all([this.pods.act(linked), this.#staticPods.run(linked)])),
     ]);
     if (!refused.signal.aborted)
       await this.#node.controller.giveUp(AbortSignal.timeout(FLUSH_MS)).catch(() => undefined);
@@ -164,4 +173,23 @@ export class NodeAgent {
       }),
     );
   }
+}
+
+function createStaticPods(
+  { node: { name, staticPodPath }, events, clock, logger }: NodeAgentOptions,
+  acting: Kube,
+  { controller: { store } }: NodePods,
+  { controller }: NodeObject,
+): StaticPods {
+  return new StaticPods({
+    folder: staticPodPath === undefined ? undefined : new StaticPodFolder(staticPodPath, name),
+    nodeName: name,
+    kube: acting,
+    pods: store,
+    nodeUid: () => controller.uid,
+    isLeaving: () => controller.isLeaving,
+    events,
+    clock,
+    logger,
+  });
 }

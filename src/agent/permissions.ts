@@ -35,6 +35,8 @@ interface PermissionNeeds {
   /** Reads the client CA that the API server publishes. */
   clientCa: boolean;
   leaderElection: { namespace: string; name: string } | undefined;
+  /** Makes pods of files. */
+  staticPods?: boolean | undefined;
 }
 
 /**
@@ -95,6 +97,7 @@ export function nodePermissions(nodeName: string, needs: PermissionNeeds): Permi
       ),
       optional: true,
     },
+    ...(needs.staticPods ? [core("create", "pods", "static pods are not made of their files")] : []),
     core("list", "pods", "pods of this node cannot be found", ownPods),
     core("watch", "pods", "pods of this node cannot be followed", ownPods),
     core("list", "services", "service environment variables are missing"),
@@ -260,6 +263,7 @@ export function configuredPermissions(config: AgentConfig, node: NodeConfig): Pe
     csr:
       node.kubelet.certificate === "csr" ||
       (node.kubelet.certificate === undefined && node.kubelet.certFile === undefined),
+    staticPods: node.staticPodPath !== undefined,
     clusterId: config.clusterId === undefined,
     clientCa: node.kubelet.clientCAFile === undefined,
     // The node's own certificate is asked for by a running agent only.

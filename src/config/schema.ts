@@ -6,70 +6,24 @@ import { isIP } from "node:net";
 import { z } from "zod";
 import { parseDuration } from "../resources/duration.ts";
 import { DNS_1123, isLabelValue, isQualifiedName } from "../resources/names.ts";
-import { Quantity } from "../resources/quantity.ts";
 import { isGlob } from "../util/glob.ts";
 import { GO_NAME } from "../util/platform.ts";
+import {
+  duration,
+  DURATION_PATTERN,
+  isDuration,
+  LABEL_KEY_FAULT,
+  LABEL_VALUE_FAULT,
+  labels,
+  pairUp,
+  port,
+  quantity,
+} from "./fields.ts";
 import { capacityFault } from "./node-capacity.ts";
+import { providerSchema } from "./provider-schema.ts";
 
 const API_VERSION = "vmlet.dev/v1";
 const KIND = "AgentConfig";
-
-/** What a JSON schema can say of durations and quantities; the checks below are the rule. */
-const DURATION_PATTERN = "^([0-9]+(\\.[0-9]+)?(ns|us|µs|ms|s|m|h))+$|^0$";
-const QUANTITY_PATTERN = "^[0-9.]+([KMGTPE]i|[numkMGTPE]|[eE][0-9]+)?$";
-
-const duration = (fallback: string) =>
-  z
-    .string()
-    .refine(isDuration, "must be a duration such as 500ms, 10s, 5m or 1h")
-    .meta({ pattern: DURATION_PATTERN })
-    .default(fallback)
-    .describe(`Duration. Default ${fallback}.`);
-
-const QUANTITY_FAULT = "must be a Kubernetes quantity such as 500m, 4, 512Mi or 64Gi";
-
-const quantity = z
-  .union([z.string().meta({ pattern: QUANTITY_PATTERN }), z.number()], QUANTITY_FAULT)
-  .transform(String)
-  .refine(isQuantity, QUANTITY_FAULT);
-
-function isDuration(text: string): boolean {
-  try {
-    return parseDuration(text) >= 0;
-  } catch {
-    return false;
-  }
-}
-
-function isQuantity(text: string): boolean {
-  const amount = Quantity.tryParse(text);
-  return amount !== undefined && amount.nano >= 0n;
-}
-
-/** A certificate without its key, or the other way round, would be noticed when it is used first. */
-function pairUp(
-  files: { certFile?: string | undefined; keyFile?: string | undefined },
-  context: z.RefinementCtx,
-): void {
-  const [has, lacks] = files.certFile === undefined ? ["keyFile", "certFile"] : ["certFile", "keyFile"];
-  if ((files.certFile === undefined) === (files.keyFile === undefined)) return;
-  context.addIssue({ code: "custom", path: [has], message: `goes with ${lacks}, which is missing` });
-}
-
-const LABEL_KEY_FAULT =
-  "is not a label key: at most 63 letters, digits, '-', '_' and '.', after a DNS prefix and '/' if need be";
-const LABEL_VALUE_FAULT = "is not a label value: at most 63 letters, digits, '-', '_' and '.'";
-
-const labels = z
-  .record(z.string(), z.string())
-  .superRefine((entries, context) => {
-    for (const [key, value] of Object.entries(entries)) {
-      const refuse = (message: string) => context.addIssue({ code: "custom", path: [key], message });
-      if (!isQualifiedName(key)) refuse(LABEL_KEY_FAULT);
-      else if (!isLabelValue(value)) refuse(LABEL_VALUE_FAULT);
-    }
-  })
-  .default({});
 
 /**
  * Of the labels that are Kubernetes' own, those that its NodeRestriction lets a kubelet give itself (KubeletLabels).
@@ -114,105 +68,6 @@ const instanceTypeSchema = z.strictObject({
   ),
   allow: globs.describe("Instance types that they may have: a name, or a glob such as gpu-*."),
 });
-
-const port = z.int().min(0).max(65535);
-
-const httpVmSchema = z
-  .strictObject({
-    type: z.literal("http-vm"),
-    url: z
-      .string()
-      .regex(
-        /^(https:\/\/|unix:\/|http:\/\/(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?(\/|$))/,
-        "must begin with https:// or unix:/; plain http:// shows every secret to the network and is for 127.0.0.1 only",
-      )
-      .refine((url) => !/^https?:\/\/[^/]*@/.test(url), "credentials do not belong in an address; use tokenFile")
-      .refine((url) => !/^https?:/.test(url) || url.includes("@") || URL.canParse(url), {
-        error: ({ input }) => `the backend's address ${String(input)} is no URL; give https://host:port`,
-      })
-      .describe("Base address of the Machine API: https://host:port or unix:/path/to/socket; http:// on loopback."),
-    tokenFile: z.string().optional().describe("File with the bearer token; read again when it changes."),
-    caFile: z.string().optional().describe("CA certificates that sign the backend's certificate (PEM)."),
-    certFile: z.string().optional().describe("Client certificate for mutual TLS (PEM)."),
-    keyFile: z.string().optional().describe("Key of the client certificate (PEM)."),
-    concurrency: z.int().min(1).max(1000).default(32).describe("Calls under way at once."),
-    requestsPerSecond: z
-      .number()
-      .positive()
-      .default(200)
-      .describe("Sustained rate of calls; short bursts may be twice as many."),
-  })
-  .superRefine(pairUp);
-
-const memorySchema = z.strictObject({
-  type: z.literal("memory"),
-  startDelay: duration("0s").describe("How long a machine takes to run."),
-});
-
-const moduleSchema = z.strictObject({
-  type: z.literal("module"),
-  module: z
-    .string()
-    .min(1)
-    .describe(
-      "Path or package of an ES module that exports `createProvider(options)`; a path that begins with a dot is one from this file's folder.",
-    ),
-  options: z.record(z.string(), z.unknown()).default({}).describe("Passed to createProvider as it stands."),
-});
-
-const incusSchema = z
-  .strictObject({
-    type: z.literal("incus"),
-    url: z
-      .string()
-      .regex(/^(https:\/\/[^/@]+\/?|unix:\/.*)$/, "must be https://host:8443 or unix:///var/lib/incus/unix.socket")
-      .describe("An Incus server, or any member of a cluster: https://host:8443 or unix:///path."),
-    caFile: z.string().optional().describe("The server's (cluster's) own certificate, or the CA that signed it (PEM)."),
-    certFile: z.string().optional().describe("Client certificate that the server trusts (PEM)."),
-    keyFile: z.string().optional().describe("Its key (PEM)."),
-    project: z.string().min(1).default("default").describe("Project that holds the VMs, and what is known of them."),
-    instanceType: z
-      .enum(["container", "virtual-machine"])
-      .default("virtual-machine")
-      .describe("What a VM is there. Containers share their host's kernel."),
-    image: z
-      .string()
-      .min(1)
-      .default("vmlet-guest")
-      .describe("Alias or fingerprint of the image that `vmlet cloud image` has brought."),
-    storagePool: z.string().min(1).default("default").describe("Pool of the VMs' disks."),
-    network: z.string().min(1).describe("Network that the VMs are on; their addresses on it are their pods'."),
-    instanceConfig: z
-      .record(z.string(), z.string())
-      .default({})
-      .describe("Further configuration of each instance, by Incus's keys."),
-  })
-  .superRefine(pairUp);
-
-const soldSchema = z.strictObject({
-  name: z.string().min(1).max(63).describe("What pods ask for by the annotation vmlet.dev/instance-type."),
-  cpu: quantity.optional().describe("What a pod may ask for of it. Absent: not limited."),
-  memory: quantity.optional().describe("The same, without what the guest itself takes (256Mi). Absent: not limited."),
-  ephemeralStorage: quantity.optional().describe("Size of its disk. Absent: the pool's own default."),
-  extended: z.record(z.string(), z.int().min(1)).default({}).describe("Further resources, by name."),
-  price: z.number().min(0).max(1e9).optional().describe("Per hour, in any currency: the cheapest that fits is taken."),
-  zone: z.string().min(1).optional().describe("Member of the cluster, or @group of members, that it is to be had on."),
-  spot: z.boolean().optional().describe("The cloud may take it back."),
-  warm: z.int().min(0).default(0).describe("So many run and wait for pods of this node. They cost what others cost."),
-});
-
-const cloudSchema = z.strictObject({
-  type: z.literal("cloud"),
-  cloud: incusSchema.describe("The cloud, and where in it."),
-  scope: z
-    .string()
-    .regex(/^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$/, "must be lower-case letters, digits and hyphens, at most 40")
-    .default("vmlet")
-    .describe("Agents with the same scope in one project share its machines, and clean up behind each other."),
-  instanceTypes: z.array(soldSchema).min(1).describe("Sizes of VM; one that is to be had in two zones is named twice."),
-});
-
-export const providerSchema = z.discriminatedUnion("type", [httpVmSchema, memorySchema, moduleSchema, cloudSchema]);
 
 const taintSchema = z.strictObject({
   key: z.string().min(1).refine(isQualifiedName, LABEL_KEY_FAULT).describe("Key, in the form of a label's."),
@@ -340,6 +195,13 @@ export const nodeSchema = z.strictObject({
       clusterDomain: z.string().default("cluster.local").describe("Domain of the cluster's Services."),
     })
     .prefault({}),
+  staticPodPath: z
+    .string()
+    .startsWith("/", "must be an absolute path")
+    .optional()
+    .describe(
+      "Folder of static pods, as the kubelet's: each file is one pod of this node, which comes, changes and goes with it. A file is taken when it has not changed for two seconds. Absent: none.",
+    ),
   allowHostPath: z.boolean().default(false).describe("Let hostPath mean a path in the pod's own machine."),
   allowedUnsafeSysctls: z
     .array(

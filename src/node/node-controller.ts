@@ -170,6 +170,10 @@ export class NodeController {
    * Whether the node was taken out of the configuration: then it takes no new pods, and when its Node is deleted it is
    * not registered again.
    */
+  get isLeaving(): boolean {
+    return this.#isLeaving;
+  }
+
   set isLeaving(leaving: boolean) {
     if (leaving === this.#isLeaving) return;
     this.#isLeaving = leaving;

@@ -6,7 +6,7 @@ import { EVENT_REASONS } from "../../docs/site/event-reasons.ts";
 import { made } from "../../docs/site/made.ts";
 
 const root = join(import.meta.dirname, "../..");
-const sources = globSync("{src/{pods,podspec,node,provider},providers/{local,cloud}}/**/*.ts", { cwd: root })
+const sources = globSync("{src/{agent,pods,podspec,node,provider},providers/{local,cloud}}/**/*.ts", { cwd: root })
   .filter((path) => !path.includes("/kit"))
   .map((path) => readFileSync(join(root, path), "utf8"))
   .join("\n");
@@ -20,6 +20,7 @@ const WRITTEN = [
   /(?:warning: \{|refusal: \{)\s*reason: "([A-Z]\w+)"/g,
   /\breported\(\s*[\w.#]+,\s*[\w.]+,\s*"([A-Z]\w+)"/g,
   /\bwarn\(\s*"([A-Z]\w+)"/g,
+  /"Warning",\s*"([A-Z]\w+)",\s*message,/g,
   /\bcomplaint\(\s*"([A-Z]\w+)"/g,
 ];
 /** Reasons that the code puts together, by a part of each that it has. */

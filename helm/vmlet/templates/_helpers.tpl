@@ -215,6 +215,11 @@ tolerations:
 {{- toJson $names -}}
 {{- end -}}
 
+{{- /* Not empty when a node has static pods: the agent then creates their mirrors. */ -}}
+{{- define "vmlet.staticPods" -}}
+{{- range .Values.nodes -}}{{- if .staticPodPath -}}true{{- end -}}{{- end -}}
+{{- end -}}
+
 {{- define "vmlet.validate" -}}
 {{- if not .Values.nodes -}}
 {{- fail "nodes: name at least one virtual node and its provider; the chart's README has an example" -}}

@@ -44,6 +44,18 @@ test.each(MODES)("mode %s: grant each permission that is needed and no other", (
   expect(printed.toSorted()).toEqual([...new Set(needed)].toSorted());
 });
 
+test("grant the creation of pods only where there are static pods", () => {
+  const config = configOf("direct");
+  const verbs = () =>
+    objectsOf(rbacYaml(config, subjectOf(true)))
+      .flatMap(({ rules = [] }) => rules)
+      .filter(({ resources }: Json) => resources.includes("pods"))
+      .flatMap((rule: Json) => rule.verbs);
+  expect(verbs()).not.toContain("create");
+  config.nodes[1]!.staticPodPath = "/etc/vmlet/static";
+  expect(verbs()).toContain("create");
+});
+
 test("leave out the right to become any node, and say so", () => {
   const yaml = rbacYaml(configOf("certificate"), subjectOf(true));
   expect(yaml).toMatch(/^# Left out: create certificatesigningrequests\/nodeclient.*become any node/m);

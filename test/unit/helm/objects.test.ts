@@ -521,6 +521,26 @@ describe("the roles", () => {
   });
 });
 
+test("the agent may create pods only where a node has static pods, and then only mirrors of its own nodes", async () => {
+  const values = { identity: { mode: "serviceAccount", workloadNamespaces: [] }, rbac: { create: true } };
+  const node = minimal().nodes[0];
+  const of = async (nodes: Json[]) => {
+    const objects = await renderValues(minimal({ ...values, nodes }));
+    const [role] = objects.filter(
+      ({ kind, metadata }) => kind === "ClusterRole" && metadata.name.endsWith("burst-vmlet"),
+    );
+    const { rules } = role!;
+    const { validations } = objects.find(({ kind }) => kind === "ValidatingAdmissionPolicy")!.spec;
+    return {
+      verbs: rules.find(({ resources }: Json) => resources.includes("pods")).verbs,
+      rules: validations.filter(({ expression }: Json) => expression.includes("config.mirror")).length,
+    };
+  };
+  expect(await of([node])).toEqual({ verbs: ["get", "list", "watch", "delete"], rules: 0 });
+  const withStatic = [{ ...node, staticPodPath: "/etc/vmlet/static" }];
+  expect(await of(withStatic)).toEqual({ verbs: ["get", "list", "watch", "create", "delete"], rules: 1 });
+});
+
 /** Names of pods' own objects are any. */
 function neededKey({ attributes: a }: Permission): string {
   const anyName =
