@@ -40,7 +40,7 @@ const refusal = (file: string, at: Client = place.client) =>
     const { items } = await at.get("/api/v1/events");
     const found = items.find(({ reason, message }: Json) => reason === "StaticPodRefused" && message.includes(file));
     must(found !== undefined, file);
-    return found as Json;
+    return found;
   });
 /** Another one than `before`, and its machine alone. */
 async function another(before: string): Promise<Json> {

@@ -144,9 +144,7 @@ describe("no pod is made of", () => {
       volume({ projected: { sources: [{ downwardAPI: {} }, { serviceAccountToken: { path: "t" } }] } }),
     ],
   ])("one that refers by %s to other objects", (field, what, spec) => {
-    expect(faultOf(text(spec))).toMatch(
-      new RegExp(`^${RegExp.escape(`${field}: a static pod may not refer to ${what},`)}`),
-    );
+    expect(faultOf(text(spec)).startsWith(`${field}: a static pod may not refer to ${what},`)).toBe(true);
   });
 });
 
