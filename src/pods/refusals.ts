@@ -40,8 +40,6 @@ const isPassing = (reason: string) => reason.startsWith("OutOf") || PASSING.has(
 export function refusalPolicy(pod: Pod, reason: string): RefusalPolicy {
   const owner = controllerOf(pod);
   if (owner === undefined || isJob(owner)) return "fail";
-  // A static pod: the agent itself makes another, later and later.
-  if (owner.kind === "Node" && owner.apiVersion === "v1") return "fail";
   // Its controller backs off by itself (failedPodsBackoff), but never gives up.
   if (isDaemonSetPod(pod)) return isPassing(reason) ? "fail" : "hold";
   const group = owner.apiVersion.includes("/") ? owner.apiVersion.slice(0, owner.apiVersion.indexOf("/")) : "";

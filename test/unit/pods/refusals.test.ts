@@ -37,7 +37,6 @@ describe("a pod that cannot run here now", () => {
     ["v1", "ReplicationController", "pace"],
     ["example.com/v1", "Thing", "pace"],
     ["apps/v1", "DaemonSet", "fail"],
-    ["v1", "Node", "fail"],
     ["batch/v1", "Job", "fail"],
   ])("and belongs to a %s %s: %s", (apiVersion, kind, expected) => {
     for (const reason of [...reasons, "MachineLost"])
