@@ -55,7 +55,7 @@ import type { ForcedEnd, Instance } from "./instance.ts";
 import { MemoryMachine, type Stages } from "./machine.ts";
 import { attachTo, execIn } from "./streams.ts";
 import { Tombstones } from "./tombstones.ts";
-import { MemoryVolumes } from "./volumes.ts";
+import { MemoryVolumes, VOLUME_CLASSES } from "./volumes.ts";
 
 export const MEMORY_CAPABILITIES: readonly Capability[] = [
   ...SUPERVISION_CAPABILITIES,
@@ -138,6 +138,7 @@ export class MemoryProvider implements Provider {
       capabilities: this.#capabilities,
       os: "linux",
       architecture: this.#options.architecture ?? goArchitecture(process.arch),
+      ...(this.#capabilities.includes("volumes.persistent") && { volumeClasses: VOLUME_CLASSES }),
     }));
   }
 

@@ -9,6 +9,7 @@ import {
   type VolumeAttachment,
   VolumeBook,
   volumeClaims,
+  type VolumeClass,
   type VolumeProvider,
 } from "../../src/provider/kit/index.ts";
 import type { Operation } from "./faults.ts";
@@ -16,6 +17,12 @@ import type { Texts } from "./files.ts";
 
 /** What all volumes may have together. */
 const ROOM_BYTES = 2 ** 50;
+
+/** The first is that of volumes which name none. */
+export const VOLUME_CLASSES: readonly VolumeClass[] = [
+  { name: "local", sharing: "one" },
+  { name: "shared", sharing: "writers" },
+];
 
 /** Runs a call of the provider as its faults want it. */
 type Calls = <T>(operation: Operation, id: string, signal: AbortSignal, effect: () => Promise<T>) => Promise<T>;
@@ -41,6 +48,7 @@ export class MemoryVolumes {
     let promised = 0;
     this.#book = new VolumeBook({
       clock,
+      classes: VOLUME_CLASSES,
       fsTypes: ["ext4"],
       attachments: (id) => attachmentsOf(id, machines()),
       stop,

@@ -155,6 +155,7 @@ function createDisks(
   const volumesInUse = new VolumesInUse({
     provider: instrument(provider, metrics, clock),
     reservation,
+    podOf: (machine) => parseMachineId(clusterId, machine),
     prefix: DISK_PREFIX,
     clock,
     random,

@@ -1,5 +1,6 @@
 /** What the owner of a node says of it by the taint `node.kubernetes.io/out-of-service`. */
 import { loadKubeConfig } from "../kube/kubeconfig.ts";
+import { nodePath } from "../kube/paths.ts";
 import { KubeTransport } from "../kube/transport.ts";
 import type { Node } from "../kube/wire.ts";
 import type { Logger } from "../telemetry/logger.ts";
@@ -28,9 +29,9 @@ export function readOutOfService({
   const kube = new KubeTransport({ kubeConfig, clock: systemClock, logger, version: VERSION });
   return {
     async isOutOfService(nodeName, signal) {
-      const path = `/api/v1/nodes/${nodeName}`;
       const limit = AbortSignal.any([signal, AbortSignal.timeout(TIMEOUT_MS)]);
       try {
+        const path = nodePath(nodeName);
         const { spec } = await kube.request<Node>({ method: "GET", path, signal: limit });
         return spec?.taints?.some(({ key }) => key === TAINT) === true;
       } catch (thrown) {

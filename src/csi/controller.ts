@@ -33,7 +33,16 @@ import {
 } from "./api.gen.js";
 import { invalid, orAbsent } from "./errors.ts";
 import { pageOf } from "./pages.ts";
-import { bytesOf, isVolumeId, LABEL_SNAPSHOT, sharingOf, specOf, unmetCapability, volumeIdOf } from "./requests.ts";
+import {
+  bytesOf,
+  isForOneNode,
+  isVolumeId,
+  LABEL_SNAPSHOT,
+  sharingOf,
+  specOf,
+  unmetCapability,
+  volumeIdOf,
+} from "./requests.ts";
 import { Snapshots } from "./snapshots.ts";
 
 const RPCS: readonly Rpc[] = [
@@ -160,8 +169,13 @@ export class ControllerService {
     const sharing = sharingOf(info, volume.class);
     const unmet = unmetCapability([volumeCapability], { mode: volume.mode, sharing });
     if (unmet !== undefined) throw invalid(unmet);
-    await this.#volumes.reserve(volumeId, nodeId, { signal, readOnly: readonly });
-    return {};
+    const { reservations } = await this.#volumes.reserve(volumeId, nodeId, { signal, readOnly: readonly });
+    const other = isForOneNode(volumeCapability) && reservations.find(({ name }) => name !== nodeId);
+    if (!other) return {};
+    // Its class would let both have it, but its owner has counted on one: two databases would write to one folder.
+    const isNew = volume.reservations.every(({ name }) => name !== nodeId);
+    if (isNew) await this.#volumes.release(volumeId, nodeId, { signal });
+    throw new ConnectError(`volume ${volumeId} is reserved for ${other.name}`, Code.FailedPrecondition);
   }
 
   async controllerUnpublishVolume({ volumeId, nodeId }: ControllerUnpublishVolumeRequest, { signal }: Call) {

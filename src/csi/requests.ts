@@ -130,6 +130,10 @@ const ONE_NODE: ReadonlySet<Mode> = new Set([
   Mode.SINGLE_NODE_MULTI_WRITER,
 ]);
 
+/** Whether a volume is asked for that one node alone has, be its class shared or not. */
+export const isForOneNode = ({ accessMode }: VolumeCapability): boolean =>
+  accessMode !== undefined && ONE_NODE.has(accessMode.mode);
+
 /** Why a volume cannot be what is asked of it; undefined when it can. */
 export function unmetCapability(
   capabilities: readonly VolumeCapability[],

@@ -18,6 +18,8 @@ interface VolumesInUseOptions {
   provider: Pick<Provider, "volumes">;
   /** By which this node's machines have volumes. */
   reservation: string;
+  /** The pod whose machine has this id. */
+  podOf: (machine: string) => string | undefined;
   /** What precedes a volume's handle in the Node's status. */
   prefix: string;
   clock: Clock;
@@ -70,6 +72,22 @@ export class VolumesInUse {
   /** Whether another pod's machine has it, or is to have it, as far as this process knows. */
   isOthers(podUid: string, handle: string): boolean {
     return [...this.#claimed].some(([uid, handles]) => uid !== podUid && handles.includes(handle));
+  }
+
+  /**
+   * Whether the backend says that another pod's machine of this node has it: one that an earlier agent has asked for.
+   * No, when it does not answer: it refuses the second machine itself.
+   */
+  async isHeldByOthers(podUid: string, handle: string, signal: AbortSignal): Promise<boolean> {
+    const { provider, reservation, podOf, logger } = this.#options;
+    try {
+      const { attachments = [] } = (await provider.volumes?.get(handle, { signal })) ?? {};
+      return attachments.some((each) => each.reservation === reservation && podOf(each.machine) !== podUid);
+    } catch (thrown) {
+      signal.throwIfAborted();
+      logger.debug({ volume: handle, err: thrown }, "The backend does not say which machine has a volume");
+      return false;
+    }
   }
 
   /** Its machine, if it has one, is now the backend's to tell of. */

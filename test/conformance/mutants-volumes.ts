@@ -211,6 +211,7 @@ export const VOLUME_MUTANTS: Record<string, Mutant> = {
         ),
     }),
   },
+  "disks/writers-share-what-their-class-shares": forgetting("shared"),
   "disks/stats-tell-of-them": {
     provider: (sound) => ({
       getStats: async (options) => (await sound.getStats(options)).map(({ volumes: _untold, ...sample }) => sample),

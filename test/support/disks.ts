@@ -10,7 +10,12 @@ export function disksFrom(parts: { kube: Kube; clock: Clock; onChange?: (podUid:
     ...parts,
     nodeName: "burst-0",
     reservation: "cluster.burst-0",
-    use: { claim: () => true, isOthers: () => false, release: () => undefined },
+    use: {
+      claim: () => true,
+      isOthers: () => false,
+      isHeldByOthers: () => Promise.resolve(false),
+      release: () => undefined,
+    },
     random: () => 0,
   });
 }

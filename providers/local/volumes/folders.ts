@@ -12,9 +12,11 @@ import { HostError } from "../host/host-error.ts";
 import { removeTree } from "../host/remove-tree.ts";
 import { TreeMeter } from "../host/tree-use.ts";
 import type { HostVolumes, VolumePlace, VolumeSample } from "../volume-contents.ts";
+import { LOCAL_CLASSES } from "./classes.ts";
 import { imageOf } from "./image-files.ts";
 
 export class FolderVolumes implements HostVolumes {
+  readonly classes = LOCAL_CLASSES;
   readonly fsTypes = [];
   readonly #dir: string;
   readonly #meter: TreeMeter;

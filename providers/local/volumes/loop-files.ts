@@ -14,7 +14,7 @@
 import { closeSync, existsSync, mkdirSync, openSync, readFileSync, statSync } from "node:fs";
 import { statfs } from "node:fs/promises";
 import { basename, dirname, join } from "node:path";
-import { type Logger, ProviderError, type VolumeClass, type VolumeRecord } from "../../../src/provider/kit/index.ts";
+import { type Logger, ProviderError, type VolumeRecord } from "../../../src/provider/kit/index.ts";
 import { ownCapabilities } from "../bundle/own-capabilities.ts";
 import type { HostProblem } from "../engine.ts";
 import { findTool, run } from "../host/command.ts";
@@ -22,6 +22,7 @@ import { HostError } from "../host/host-error.ts";
 import { type MountPoint, mountPoints } from "../host/mounts.ts";
 import { removeTree } from "../host/remove-tree.ts";
 import type { DamagedVolume, HostVolumes, VolumePlace, VolumeSample, VolumeUse } from "../volume-contents.ts";
+import { LOCAL_CLASSES } from "./classes.ts";
 import {
   extendImage,
   growMounted,
@@ -40,11 +41,9 @@ import { ownTree } from "./ownership.ts";
 const FS_TYPE = "ext4";
 const TOOLS = [...IMAGE_TOOLS, "losetup", "mount", "umount", "find", "chgrp", "chmod"] as const;
 const LOOP_CONTROL = "/dev/loop-control";
-/** Of the class that all of them have: one machine at a time. */
-const LOCAL_CLASS: VolumeClass = { name: "local", sharing: "one", modes: ["filesystem"] };
 
 export class LoopVolumes implements HostVolumes {
-  readonly classes = [LOCAL_CLASS];
+  readonly classes = LOCAL_CLASSES;
   readonly fsTypes = [FS_TYPE];
   readonly #dir: string;
   readonly #logger: Logger;

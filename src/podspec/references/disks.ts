@@ -35,6 +35,8 @@ interface DiskUse {
   claim(podUid: string, handles: readonly string[]): boolean;
   /** Whether another pod's machine is to have it. */
   isOthers(podUid: string, handle: string): boolean;
+  /** Whether another pod's machine has it that an earlier agent has asked for. */
+  isHeldByOthers(podUid: string, handle: string, signal: AbortSignal): Promise<boolean>;
   /** No machine of this pod is to have any; one that has them is the backend's to tell of. */
   release(podUid: string): void;
 }
@@ -53,6 +55,8 @@ interface PodDisksOptions {
   onChange: (podUid: string) => void;
 }
 
+/** kubelet: ErrReadWriteOncePod. */
+const TAKEN = "volume uses the ReadWriteOncePod access mode and is already in use by another pod";
 const CLAIM_PROTECTION = "kubernetes.io/pvc-protection";
 /** This many of a pod's objects are asked for at once. */
 const AT_ONCE = 8;
@@ -140,14 +144,10 @@ export class PodDisks {
     this.#looks.close();
   }
 
-  /** kubelet: ErrReadWriteOncePod. The scheduler keeps such pods apart; one that names its node itself passes it by. */
+  /** The scheduler keeps such pods apart; one that names its node itself passes it by. */
   #unlessTaken(pod: Pod, bound: Bound): Result<Bound> {
     if (!bound.isOnePods || !this.#options.use.isOthers(uidOf(pod), bound.handle)) return success(bound);
-    return claimProblem(
-      pod,
-      bound.claimName,
-      "volume uses the ReadWriteOncePod access mode and is already in use by another pod",
-    );
+    return claimProblem(pod, bound.claimName, TAKEN);
   }
 
   async #isAttached(uid: string, bound: readonly Bound[], signal: AbortSignal): Promise<boolean> {
@@ -180,8 +180,12 @@ export class PodDisks {
     const claimName = claimNameOf(pod, volume) ?? "";
     const claim = await this.#claim(pod, claimName, isOwn, signal);
     const bound = claim.ok ? await this.#disk(pod, volume, claim.value, signal) : claim;
-    if (bound.ok || bound.message === "") return bound;
-    return claimProblem(pod, claimName, bound.message);
+    if (bound.ok) {
+      const { isOnePods, handle } = bound.value;
+      const isTaken = isOnePods && (await this.#options.use.isHeldByOthers(uidOf(pod), handle, signal));
+      return isTaken ? claimProblem(pod, claimName, TAKEN) : bound;
+    }
+    return bound.message === "" ? bound : claimProblem(pod, claimName, bound.message);
   }
 
   /** @param isOwn the claim was made for this pod, and goes with it */

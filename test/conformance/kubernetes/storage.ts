@@ -70,7 +70,15 @@ async function main(): Promise<number> {
   const { cluster, registry, backend } = environment;
   console.log(`control plane, backend, agents and sidecars log to ${cluster.sandbox.dir}`);
   const csi = {
-    storageClasses: [{ name: "vmlet", annotations: { "storageclass.kubernetes.io/is-default-class": "true" } }],
+    storageClasses: [
+      {
+        name: "vmlet",
+        annotations: { "storageclass.kubernetes.io/is-default-class": "true" },
+        parameters: { class: "shared" },
+        // A clone is made while no pod has its source: bound with its pod, it would wait for the source's to end.
+        volumeBindingMode: "Immediate",
+      },
+    ],
   };
   await startVolumeDriver({ cluster, provider: backend.provider, clusterId: CLUSTER, nodeName: nodeNames[0], csi });
   const repositories = join(reportDir, "repositories.yaml");

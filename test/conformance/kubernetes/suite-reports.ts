@@ -29,9 +29,9 @@ const DRIVER = {
       // The kernel lets a mounted ext4 grow for those alone who have it.
       onlineExpansion: ownCapabilities().includes("CAP_SYS_RESOURCE"),
       readWriteOncePod: true,
-      multipods: false,
+      multipods: true,
       block: false,
-      RWX: false,
+      RWX: true,
     },
   },
 };

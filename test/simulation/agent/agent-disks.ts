@@ -6,6 +6,7 @@ import type { Kube, KubeRequest } from "../../../src/kube/kube.ts";
 import { isTerminal } from "../../../src/kube/pod.ts";
 import type { Node } from "../../../src/kube/wire.ts";
 import { VolumesInUse } from "../../../src/node/volumes-in-use.ts";
+import { parseMachineId } from "../../../src/podspec/machine-id.ts";
 import { DISK_PREFIX, PodDisks } from "../../../src/podspec/references/disks.ts";
 import { csiNodeId } from "../../../src/provider/csi-names.ts";
 import { ProviderError } from "../../../src/provider/errors.ts";
@@ -45,6 +46,7 @@ export class AgentDisks {
     const inUse = new VolumesInUse({
       provider: { volumes: { get: (id: string) => this.#get(id) } as unknown as VolumeProvider },
       reservation,
+      podOf: (machine) => parseMachineId(CLUSTER, machine),
       prefix: DISK_PREFIX,
       clock,
       random,
@@ -68,6 +70,7 @@ export class AgentDisks {
     const use = {
       claim,
       isOthers: (uid: string, handle: string) => inUse.isOthers(uid, handle),
+      isHeldByOthers: (uid: string, handle: string, signal: AbortSignal) => inUse.isHeldByOthers(uid, handle, signal),
       release: (uid: string) => inUse.release(uid),
     };
     const isLive = (uid: string) => {

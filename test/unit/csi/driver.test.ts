@@ -144,6 +144,32 @@ describe("a volume", () => {
 });
 
 describe("publishing", () => {
+  const SHARED = { parameters: { class: "shared" } };
+
+  test("gives a volume of a shared class to several nodes, where all of them are meant to have it", async () => {
+    const { make, publish, memory } = await setup();
+    const volumeCapability = mounted(Mode.MULTI_NODE_MULTI_WRITER);
+    const volumeId = await make("pvc-1", { ...SHARED, volumeCapabilities: [volumeCapability] });
+    for (const node of [NODE_A, NODE_B]) await publish(volumeId, node, { volumeCapability });
+    const { reservations } = await memory.volumes.get(volumeId, { signal });
+    expect(reservations.map(({ name }) => name)).toEqual([NODE_A, NODE_B]);
+  });
+
+  test.each([Mode.SINGLE_NODE_WRITER, Mode.SINGLE_NODE_MULTI_WRITER, Mode.SINGLE_NODE_SINGLE_WRITER])(
+    "keeps what one node alone is to have from a second one, also where its class is shared: mode %i",
+    async (mode) => {
+      const { make, publish, memory, controller } = await setup();
+      const more = { volumeCapability: mounted(mode) };
+      const volumeId = await make("pvc-1", { ...SHARED, volumeCapabilities: [mounted(mode)] });
+      await publish(volumeId, NODE_A, more);
+      expect(await codeOf(publish(volumeId, NODE_B, more))).toBe("FailedPrecondition");
+      const { reservations } = await memory.volumes.get(volumeId, { signal });
+      expect(reservations.map(({ name }) => name)).toEqual([NODE_A]);
+      await controller.controllerUnpublishVolume({ volumeId, nodeId: NODE_A });
+      await publish(volumeId, NODE_B, more);
+    },
+  );
+
   test("keeps a volume for one node, and another node is refused until it is given back", async () => {
     const { make, publish, controller } = await setup();
     const volumeId = await make();

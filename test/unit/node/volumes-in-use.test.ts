@@ -29,13 +29,14 @@ describe("the volumes that a Node says are in use", () => {
         if (!had.has(id)) return Promise.reject(new ProviderError("not_found", "no such volume"));
         const reservations = had.get(id);
         if (reservations === undefined) return Promise.reject(new ProviderError("unavailable", "no answer"));
-        const attachments = reservations.map((reservation) => ({ machine: "m", reservation }));
+        const attachments = reservations.map((reservation) => ({ machine: "m-u1", reservation }));
         return Promise.resolve({ id, attachments } as unknown as PersistentVolume);
       },
     } as unknown as VolumeProvider;
     inUse = new VolumesInUse({
       provider: { volumes },
       reservation: OWN,
+      podOf: (machine) => /^m-(.+)$/.exec(machine)?.[1],
       prefix: "csi^",
       clock,
       random: () => 0,
@@ -78,6 +79,22 @@ describe("the volumes that a Node says are in use", () => {
     expect(inUse.isOthers("u2", "a")).toBe(false);
   });
 
+  test.each<[string, string[] | undefined, string, boolean]>([
+    ["another pod's machine of this node has it", [OWN], "u2", true],
+    ["this pod's own machine has it", [OWN], "u1", false],
+    ["a machine of another node has it", ["abc.burst-1"], "u2", false],
+    ["nothing has it", [], "u2", false],
+    ["the backend does not answer", undefined, "u2", false],
+  ])("are held by another pod, of an earlier agent, by the backend's word: %s", async (_why, reservations, uid, is) => {
+    had.set("a", reservations);
+    expect(await inUse.isHeldByOthers(uid, "a", done.signal)).toBe(is);
+  });
+
+  test("are held by nobody that is known when who asks has gone, and it is told so", async () => {
+    had.set("a", undefined);
+    await expect(inUse.isHeldByOthers("u2", "a", AbortSignal.abort(new Error("gone")))).rejects.toThrow("gone");
+  });
+
   test("stay until the backend says that no machine of this node has them", async () => {
     inUse.claim("u1", ["a"]);
     report(nodeSaying());
@@ -117,6 +134,7 @@ describe("the volumes that a Node says are in use", () => {
     const slow = new VolumesInUse({
       provider: { volumes: volumes as unknown as VolumeProvider },
       reservation: OWN,
+      podOf: (machine) => /^m-(.+)$/.exec(machine)?.[1],
       prefix: "csi^",
       clock,
       random: () => 0,

@@ -30,6 +30,8 @@ describe("a pod's persistent volume", () => {
   let claimed: [string, readonly string[]][];
   let released: string[];
   let isTold: boolean;
+  /** By machines that an earlier agent has asked for. */
+  let held: readonly string[];
   let disks: PodDisks;
   /** The API server's, by path. */
   let objects: Record<string, unknown>;
@@ -37,7 +39,7 @@ describe("a pod's persistent volume", () => {
   beforeEach(() => {
     kube = new FakeKube();
     clock = new VirtualClock();
-    [changed, claimed, released, isTold] = [[], [], [], true];
+    [changed, claimed, released, isTold, held] = [[], [], [], true, []];
     objects = {
       [CLAIM]: {
         metadata: { uid: "claim-uid", name: "data-web-0" },
@@ -59,6 +61,7 @@ describe("a pod's persistent volume", () => {
           return isTold;
         },
         isOthers: (uid, handle) => claimed.some(([other, handles]) => other !== uid && handles.includes(handle)),
+        isHeldByOthers: (_uid, handle) => Promise.resolve(held.includes(handle)),
         release: (uid) => void released.push(uid),
       },
       clock,
@@ -110,8 +113,22 @@ describe("a pod's persistent volume", () => {
     expect(await read()).toMatchObject({ kind: "found" });
   });
 
+  test("for one pod alone is not claimed for a second one of an agent that has begun since", async () => {
+    objects[VOLUME] = { metadata: { name: "pv-1" }, spec: { ...SPEC, accessModes: ["ReadWriteOncePod"] } };
+    held = [HANDLE];
+    expect(await read()).toEqual({
+      kind: "waiting",
+      message:
+        "error processing PVC shop/data-web-0: volume uses the ReadWriteOncePod access mode and is already in use by another pod",
+    });
+    expect(claimed).toEqual([]);
+    held = [];
+    expect(await read()).toMatchObject({ kind: "found" });
+  });
+
   test("for a node is claimed for a second pod of it", async () => {
     claimed.push(["first", [HANDLE]]);
+    held = [HANDLE];
     expect(await read()).toMatchObject({ kind: "found" });
   });
 

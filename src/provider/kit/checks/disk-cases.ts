@@ -9,11 +9,16 @@ export const PLACE = "/conformance";
 
 export const volumesOf = (context: CheckContext): VolumeProvider => context.provider.volumes!;
 
+/** The name of a class whose volumes several machines may write to; undefined where there is none. */
+export const sharedClassOf = ({ info: { volumeClasses = [] } }: CheckContext): string | undefined =>
+  volumeClasses.find(({ sharing, modes = ["filesystem"] }) => sharing === "writers" && modes.includes("filesystem"))
+    ?.name;
+
 /** A new volume. */
 export const made = (
   context: CheckContext,
   name: string,
-  rest: { size_bytes?: number } = {},
+  rest: { size_bytes?: number; class?: string } = {},
 ): Promise<PersistentVolume> =>
   context.volume({ labels: context.labelsOf(name), size_bytes: 64 * MIB, mode: "filesystem", ...rest });
 

@@ -2,7 +2,7 @@
 import type { VolumeClaim } from "../../volume.ts";
 import type { Check } from "../check.ts";
 import { FOREVER, outputOf, type CheckContext } from "../context.ts";
-import { copied, made, MIB, mounting, NEEDS, PLACE, volumesOf } from "./disk-cases.ts";
+import { copied, made, MIB, mounting, NEEDS, PLACE, sharedClassOf, volumesOf } from "./disk-cases.ts";
 
 /** What a machine of this volume reads in the file that another has written. */
 async function shownBy(context: CheckContext, name: string, claim: Partial<VolumeClaim>): Promise<string> {
@@ -475,6 +475,30 @@ export const PERSISTENT_VOLUME_CHECKS: readonly Check[] = [
         containers.every(({ name }) => name !== "debug"),
         "no container that was refused",
         "the machine has it",
+      );
+    },
+  },
+  {
+    name: "disks/writers-share-what-their-class-shares",
+    needs: NEEDS,
+    skip: (context) => (sharedClassOf(context) === undefined ? "no class of volumes has several writers" : undefined),
+    why: "Pods of a ReadWriteMany claim talk to each other by its files, from several nodes at once.",
+    async run(context: CheckContext) {
+      const { id: volume } = await made(context, "shared", { class: sharedClassOf(context)! });
+      for (const node of ["node-a", "node-b"]) await volumesOf(context).reserve(volume, node, context);
+      const [here, there] = [
+        { volume, reservation: "node-a" },
+        { volume, reservation: "node-b" },
+      ];
+      const { id } = await context.running("", mounting(context, "shared", FOREVER, [here]));
+      await context.over("", mounting(context, "shared", `echo kept > ${PLACE}/said`, [there]));
+      const shown = await shownBy(context, "shared", here);
+      context.expect(shown === "kept", "what another machine has written", `it is ${JSON.stringify(shown)}`);
+      const { attachments } = await volumesOf(context).get(volume, context);
+      context.expect(
+        attachments.some(({ machine }) => machine === id),
+        `machine ${id}, which runs, to have it still`,
+        `attachments are ${JSON.stringify(attachments)}`,
       );
     },
   },

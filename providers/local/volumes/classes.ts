@@ -1,0 +1,8 @@
+/** The classes of this host's volumes. Its machines share a kernel: several may have one file system that is mounted. */
+import type { VolumeClass } from "../../../src/provider/kit/index.ts";
+
+/** The first is that of volumes which name none. */
+export const LOCAL_CLASSES: readonly VolumeClass[] = [
+  { name: "local", sharing: "one", modes: ["filesystem"] },
+  { name: "shared", sharing: "writers", modes: ["filesystem"] },
+];
