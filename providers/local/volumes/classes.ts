@@ -1,4 +1,4 @@
-/** The classes of this host's volumes. Its machines share a kernel: several may have one file system that is mounted. */
+/** The classes of this host's volumes. Its machines share a kernel: several may have one mounted file system. */
 import type { VolumeClass } from "../../../src/provider/kit/index.ts";
 
 /** The first is that of volumes which name none. */

@@ -4,13 +4,14 @@
  * two nodes on engine cri, `vmlet csi` and the CSI project's sidecars beside the control plane as the chart runs them.
  * `--focus` also takes a group (`^subPath$`); `--within` chooses what passed in RESULTS-storage.md in no more seconds than
  * that, and leaves the file as it is; without it the file gets what was run, as it ends. `--tmpfs 6g` keeps images and volumes in so much
- * memory, for a host whose disk is nearly full (the nodes would have disk pressure). `--table` runs nothing: it writes the
+ * memory, for a host whose disk is nearly full (the nodes would have disk pressure), on a file system of 200 GiB: StatefulSets' tests
+ * claim 10 GiB for each pod, all of which is reserved, and write next to nothing. `--table` runs nothing: it writes the
  * file anew, of the results that it has and all that the suite has besides.
  *
  * Needs what `npm run conformance` needs, and loop devices.
  */
 import { existsSync } from "node:fs";
-import { mkdtemp, readFile, writeFile } from "node:fs/promises";
+import { mkdir, mkdtemp, readFile, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { parseArgs } from "node:util";
@@ -44,6 +45,8 @@ const { values: options } = parseArgs({
 const resultsFile = join(import.meta.dirname, "../RESULTS-storage.md");
 /** Only of this run, which has mounts of its own. */
 const MEMORY = "/mnt";
+/** Its file has holes: what is reserved on it, and not written, takes no memory. */
+const DISK_SIZE = "200G";
 /** As the harness' agents have it. */
 const CLUSTER = "e2e";
 
@@ -62,7 +65,12 @@ async function main(): Promise<number> {
   const host = { ...(await setUp()), hostAccess: true };
   if (options.tmpfs !== undefined) {
     await runCommand("mount", ["-t", "tmpfs", "-o", `size=${options.tmpfs}`, "tmpfs", MEMORY]);
-    process.env["TMPDIR"] = MEMORY;
+    const [image, disk] = [join(MEMORY, "disk.img"), join(MEMORY, "disk")];
+    await runCommand("truncate", ["--size", DISK_SIZE, image]);
+    await runCommand("mkfs.ext4", ["-q", "-m", "0", image]);
+    await mkdir(disk);
+    await runCommand("mount", ["-o", "loop", image, disk]);
+    process.env["TMPDIR"] = disk;
   }
   const abort = new AbortController();
   process.once("SIGINT", () => abort.abort());
