@@ -292,3 +292,23 @@ test("a node that cannot be made anew goes on as it was", async () => {
   await create(dev.api, PODS, pod("p", { nodeName: "a", containers: [{ name: "a", image: "i", command: ["sleep"] }] }));
   await becomes(() => phase("p")).toBe("Running");
 });
+
+test("static pods come with the folder's name, and go with it or with their node", async () => {
+  const staticPodPath = join(folder, "static");
+  mkdirSync(staticPodPath);
+  const { spec } = pod("web", { terminationGracePeriodSeconds: 0 });
+  const text = JSON.stringify({ apiVersion: "v1", kind: "Pod", metadata: { name: "web" }, spec });
+  writeFileSync(join(staticPodPath, "web.json"), text);
+  const others = [nodeEntry("a", 1), nodeEntry("b", 2)];
+  const withFolder = others.map((entry) => ({ ...entry, staticPodPath }));
+  write({ ...base, nodes: withFolder });
+  for (const name of ["web-a", "web-b"]) await becomes(() => phase(name)).toBe("Running");
+  expect(await machines()).toBe(2);
+  // A drain would leave it, so nobody waits for one.
+  write({ ...base, nodes: [withFolder[0]!] });
+  await becomes(async () => (await node("b")).code).toBe(404);
+  await becomes(() => phase("web-b")).toBe(undefined);
+  write({ ...base, nodes: [others[0]!] });
+  await becomes(() => phase("web-a")).toBe(undefined);
+  await becomes(machines).toBe(0);
+}, 90_000);
