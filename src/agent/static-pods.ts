@@ -4,7 +4,7 @@
  * machine is made by the same protocol. Nothing of it is remembered: which pod is of which file, and of which content,
  * stands in the pods' annotations.
  */
-import { isConflict, saysNotFound } from "../kube/errors.ts";
+import { isAlreadyExists, isConflict, isKubeApiError, saysNotFound } from "../kube/errors.ts";
 import type { EventRecorder } from "../kube/events.ts";
 import type { Kube } from "../kube/kube.ts";
 import { podPath, resourcePath } from "../kube/paths.ts";
@@ -28,6 +28,8 @@ export const LOOK_MS = 2_000;
 /** The watch brings a pod that was made; until then it is not made again. */
 const ARRIVES_MS = 10_000;
 const RETRY_MS = { first: 10_000, max: 300_000 };
+/** So many failures that may pass are not told of. */
+const PASSING_TRIES = 2;
 const REMIND_MS = 300_000;
 const MAX_MESSAGE_BYTES = 1024;
 
@@ -177,6 +179,9 @@ export class StaticPods {
     } catch (thrown) {
       if (signal.aborted) return undefined;
       this.#failed(file, hash);
+      // An API server that is away for a moment refuses nothing.
+      const isPassing = isKubeApiError(thrown) && thrown.retryable && !isAlreadyExists(thrown);
+      if (isPassing && this.#setbacks.get(file)!.count < PASSING_TRIES) return undefined;
       const cure = "correct the file, or what refuses it, and it will be tried again";
       return `${key}: the API server has not taken its pod: ${toError(thrown).message}; ${cure}`;
     }

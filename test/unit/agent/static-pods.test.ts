@@ -5,7 +5,7 @@ import type { FileLook, FolderLook } from "../../../src/agent/static-pod-folder.
 import { LOOK_MS, StaticPods } from "../../../src/agent/static-pods.ts";
 import type { EventRecorder } from "../../../src/kube/events.ts";
 import { KubeApiError } from "../../../src/kube/errors.ts";
-import type { KubeRequest } from "../../../src/kube/kube.ts";
+import type { KubeRequest, WatchEvent } from "../../../src/kube/kube.ts";
 import { podsPath } from "../../../src/kube/paths.ts";
 import { Reflector } from "../../../src/kube/reflector.ts";
 import { Store } from "../../../src/kube/store.ts";
@@ -25,6 +25,8 @@ let events: string[];
 /** Of static pods: what they sent, by method. */
 let sent: string[];
 let refuse: ((request: KubeRequest) => Error | undefined) | undefined;
+/** Events of the watch that are on their way; undefined: they come at once. */
+let late: WatchEvent<unknown>[] | undefined;
 let leaving: boolean;
 let nodeUid: string;
 let end: () => void;
@@ -53,6 +55,10 @@ function start(hasFolder = true): void {
   const random = () => 0.5;
   const logger = collectingLogger();
   const kube = cluster.client({
+    deliver: (news) => {
+      late?.push(...news);
+      return late === undefined ? news : [];
+    },
     carry: (request, send) => {
       if (request.method !== "GET") {
         sent.push(request.method);
@@ -97,6 +103,7 @@ beforeEach(() => {
   events = [];
   sent = [];
   refuse = undefined;
+  late = undefined;
   leaving = false;
   cluster.ask("POST", "/api/v1/nodes", { metadata: { name: NODE } });
   nodeUid = cluster.ask("GET", `/api/v1/nodes/${NODE}`).metadata.uid;
@@ -277,6 +284,52 @@ test("of two files that have the same pod the first counts, and the other is tol
   expect(events).toEqual([
     "Warning StaticPodRefused static pod b.yaml: metadata.name: a.yaml has the pod default/a-burst-0 too; name one of them otherwise",
   ]);
+});
+
+test("an API server that is away for a moment is told of when it stays away", async () => {
+  refuse = () => new KubeApiError("away", { status: 503, reason: "ServiceUnavailable" });
+  has({ "a.yaml": file("a") });
+  await clock.advance(29_000);
+  expect(sent).toHaveLength(2);
+  expect(events).toEqual([]);
+  await clock.advance(10_000);
+  expect(events).toEqual([expect.stringContaining("the API server has not taken its pod: away")]);
+});
+
+test("a pod that the watch has not brought yet is not made again", async () => {
+  late = [];
+  has({ "a.yaml": file("a") });
+  await clock.advance(9_000);
+  expect([sent, events]).toEqual([["POST"], []]);
+});
+
+test("a pod that is being deleted is deleted once, and made again when it is gone", async () => {
+  const slow = { terminationGracePeriodSeconds: 30 };
+  has({ "a.yaml": file("a", "a:1", slow) });
+  await looks();
+  has({ "a.yaml": file("a", "a:2", slow) });
+  await looks(10);
+  expect(sent).toEqual(["POST", "DELETE"]);
+  cluster.ask("DELETE", `${PODS}/a-burst-0`, { gracePeriodSeconds: 0 });
+  await looks();
+  expect(images()).toEqual({ "a-burst-0": "a:2" });
+});
+
+test("a pod that has taken the name meanwhile is not deleted in its place", async () => {
+  has({ "a.yaml": file("a") });
+  await looks();
+  refuse = ({ method }) => {
+    if (method !== "DELETE" || images()["a-burst-0"] === "theirs") return undefined;
+    late = [];
+    cluster.ask("DELETE", `${PODS}/a-burst-0`);
+    const spec = { nodeName: NODE, terminationGracePeriodSeconds: 0, containers: [{ name: "m", image: "theirs" }] };
+    cluster.ask("POST", PODS, { metadata: { name: "a-burst-0" }, spec });
+    return undefined;
+  };
+  has({});
+  await looks();
+  expect(sent).toContain("DELETE");
+  expect(images()).toEqual({ "a-burst-0": "theirs" });
 });
 
 test("a node that is leaving gets no static pods", async () => {
