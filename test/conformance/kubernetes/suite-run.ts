@@ -36,7 +36,9 @@ export async function runSpecs(
   });
   const reports = await Promise.all(running);
   const alone = specs.filter(isSerial);
-  if (alone.length > 0 && !signal.aborted) reports.push(await run("serial", alone));
+  // One by one: they take long, and what has ended is kept.
+  for (const [index, spec] of alone.entries())
+    if (!signal.aborted) reports.push(await run(`serial-${index + 1}`, [spec]));
   return reports;
 }
 
