@@ -44,7 +44,9 @@ export function httpTarget(options: Pick<HttpVmOptions, "url" | "credentials" | 
       });
       const chunks: Buffer[] = [];
       let size = 0;
-      for await (const chunk of reply as AsyncIterable<Buffer>) {
+      // What follows is no body, and its connection is closed already.
+      const content = reply.statusCode === 101 ? [] : (reply as AsyncIterable<Buffer>);
+      for await (const chunk of content) {
         size += chunk.length;
         if (size > MAX_BYTES) throw new Error(`the reply to ${method} ${path} is larger than ${MAX_BYTES} bytes`);
         chunks.push(chunk);
@@ -85,6 +87,10 @@ function open(target: Target, credentials: Credentials, outgoing: Outgoing): Pro
   return new Promise((resolve, reject) => {
     const request = target.isTls ? httpsRequest({ ...options, ca, cert, key }, resolve) : httpRequest(options, resolve);
     request.on("error", reject);
+    request.on("upgrade", (reply, socket) => {
+      socket.destroy();
+      resolve(reply);
+    });
     request.end(outgoing.body);
   });
 }

@@ -27,7 +27,7 @@ interface InstanceOptions {
 }
 
 function environmentOf({ env = [] }: ContainerSpec): Record<string, string> {
-  return Object.fromEntries(env.map(({ name, value }) => [name, value]));
+  return { PATH: "/bin", HOME: "/", ...Object.fromEntries(env.map(({ name, value }) => [name, value])) };
 }
 
 export class Instance {
@@ -143,7 +143,13 @@ export class Instance {
     const program = command && shellProgram(command);
     if (program === undefined) return undefined;
     const streams = { stdin: PassThrough.from([]), write: () => Promise.resolve() };
-    const context = { argv: command ?? [], env: {}, clock: this.#clock, surroundings: this.surroundings, streams };
+    const context = {
+      argv: command ?? [],
+      env: this.env,
+      clock: this.#clock,
+      surroundings: this.surroundings,
+      streams,
+    };
     return () =>
       new Promise((resolve) => {
         new RunningProgram(program, context, resolve);

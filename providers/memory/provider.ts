@@ -191,9 +191,11 @@ export class MemoryProvider implements Provider {
           field: "previous",
         });
       }
+      if (found === undefined)
+        throw new ProviderError("conflict", `container ${container} of machine ${id} is waiting to start`);
       return found;
     });
-    if (log !== undefined) yield* log.read(options);
+    yield* log.read(options);
   }
 
   updatePod(id: string, patch: MachinePatch, { signal }: CallOptions): Promise<Machine> {

@@ -75,6 +75,28 @@ const stoppingCase = (name: string): Mutant => ({
 
 const onLabel = (text: string) => (path: string) => decodeURIComponent(path).includes(text);
 
+/** Takes a WebSocket that it should refuse. */
+const upgrading = (route: string): Mutant =>
+  replying(({ status }, _method, path) => (path.includes(route) && status === 400 ? { status: 101, body: "" } : {}));
+
+/** Logs of containers that have not started, of machines whose specification has this text. */
+const loggingEarly = (text: string, instead: () => Promise<void>): Mutant => ({
+  provider: (sound) => {
+    const ids = new Set<string>();
+    return {
+      createPod: (id, spec, options) => {
+        if (runs(spec, text)) ids.add(id);
+        return sound.createPod(id, spec, options);
+      },
+      async *getLogs(id, container, options) {
+        const isEarly = ids.delete(id);
+        if (isEarly) await instead();
+        else yield* sound.getLogs(id, container, options);
+      },
+    };
+  },
+});
+
 /** As if the first device of a resource were everybody's. */
 const withOneDevice = (machine: Machine): Machine => ({
   ...machine,
@@ -229,6 +251,15 @@ export const MORE_MUTANTS: Record<string, Mutant> = {
   "containers/environment-has-empty-values": creatingContainers((container) => ({
     ...container,
     env: (container.env ?? []).filter(({ value }) => value !== ""),
+  })),
+  "containers/environment-has-PATH-and-HOME": creatingContainers((container) =>
+    container.command?.at(-1) === "env" && container.env === undefined
+      ? { ...container, env: [{ name: "PATH", value: "" }] }
+      : container,
+  ),
+  "containers/environment-may-have-its-own-PATH-and-HOME": creatingContainers((container) => ({
+    ...container,
+    ...(container.env && { env: container.env.filter(({ name }) => name !== "HOME") }),
   })),
   "containers/input-is-empty": creatingContainers((container) =>
     container.command?.at(-1) === "cat; echo ended" ? { ...container, stdin: true } : container,
@@ -444,6 +475,10 @@ export const MORE_MUTANTS: Record<string, Mutant> = {
   "logs/follow-from-the-end": logging((options) =>
     options.follow === true && options.tail === 0 ? { ...options, tail: undefined } : options,
   ),
+  "logs/of-what-waits-to-start-are-a-conflict": loggingEarly("echo main", async () => {}),
+  "logs/begin-with-the-start": loggingEarly("echo begun", () =>
+    Promise.reject(new ProviderError("not_found", "no log yet")),
+  ),
   "logs/only-of-the-current-instance": {
     provider: (sound) => ({
       async *getLogs(id, container, options) {
@@ -499,6 +534,7 @@ export const MORE_MUTANTS: Record<string, Mutant> = {
     }
   }),
   "exec/has-the-container's-environment": executingInstead('echo "$SALUTE"', "echo"),
+  "exec/has-PATH-and-HOME": executingInstead("env", "echo PATH=/bin"),
   "exec/starts-in-the-working-dir": executingInstead("pwd", "echo /"),
   "exec/arguments-are-exact": {
     provider: (sound) => ({
@@ -620,6 +656,8 @@ export const MORE_MUTANTS: Record<string, Mutant> = {
   ),
   "http/a-body-that-is-no-object-is-refused": accepting((body) => body === "[]"),
   "http/an-id-of-another-form-is-refused": accepting((_body, path) => path.endsWith("/Not_An_Id")),
+  "http/exec-without-the-subprotocol-is-refused": upgrading("/exec?command=true"),
+  "http/attach-without-the-subprotocol-is-refused": upgrading("/attach?stdout=true"),
   "http/key-order-does-not-matter": {
     http: (sound) => {
       const bodies = new Map<string, string>();

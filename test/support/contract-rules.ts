@@ -53,6 +53,19 @@ const HOLDERS: readonly Holder[] = [
   { begins: "Returns at once;", checks: ["stop/returns-at-once", "stop/sends-the-signal", "stop/kills-after"] },
   { begins: "Never earlier is it `stopped`", checks: ["stop/nothing-runs-any-more", "stop/ends-every-container"] },
   { begins: "Repeating it is safe; a shorter", checks: ["stop/is-idempotent", "stop/a-shorter", "stop/a-longer"] },
+  {
+    begins: "A request that does not offer the subprotocol",
+    checks: ["http/exec-without-the-subprotocol", "http/attach-without-the-subprotocol"],
+  },
+  { begins: "A container of which no instance has started", checks: ["logs/of-what-waits-", "logs/begin-with-"] },
+  {
+    begins: "`PATH` and `HOME` must be there",
+    checks: [
+      "containers/environment-has-PATH-",
+      "containers/environment-may-have-its-own-PATH-",
+      "exec/has-PATH-and-HOME",
+    ],
+  },
   { begins: "What cannot start is refused", checks: ["exec/needs-a-running", "exec/an-absent", "exec/an-unknown"] },
   { begins: "Neither side buffers", why: "What a backend keeps in memory cannot be seen from outside" },
   { begins: "A port where nothing listens", checks: ["ports/a-closed-port-is-refused"] },

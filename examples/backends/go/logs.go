@@ -32,13 +32,16 @@ func (b *backend) logFolder(id, name string, previous bool) (*machine, string, e
 	if len(m.Shown.Containers) == 0 || m.main().Name != name || previous && folder == "" {
 		return nil, "", refuse("not_found", "", "machine %s has no such log of a container %s", id, name)
 	}
+	if folder == "" {
+		return nil, "", refuse("conflict", "", "container %s of machine %s is waiting to start", name, id)
+	}
 	return m, folder, nil
 }
 
 func (b *backend) sendLog(reply http.ResponseWriter, request *http.Request, m *machine, folder string, options logOptions) {
 	var offset int64
 	for isFirst := true; ; isFirst = false {
-		ended := folder == "" || !exists(folder) || exists(filepath.Join(folder, "exit")) || b.hasEnded(m)
+		ended := !exists(folder) || exists(filepath.Join(folder, "exit")) || b.hasEnded(m)
 		records, next := readRecords(filepath.Join(folder, "log"), offset)
 		offset = next
 		kept := records[:0]

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"bytes"
 	"errors"
 	"fmt"
@@ -50,7 +51,7 @@ func shim() error {
 	if command.Dir == "" {
 		command.Dir = "/"
 	}
-	command.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=/"}
+	command.Env = []string{"PATH=" + cmp.Or(os.Getenv("PATH"), "/usr/bin:/bin"), "HOME=/"}
 	for _, each := range main.Env {
 		command.Env = append(command.Env, each.Name+"="+each.Value)
 	}

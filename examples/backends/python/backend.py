@@ -488,16 +488,18 @@ class Backend:
             folder = machine.instance(1 if query["previous"] else 0)
             if name not in [each["name"] for each in machine.shown["containers"]] or (not folder and query["previous"]):
                 raise ApiError("not_found", f"machine {id} has no such log of a container {name}")
+            if not folder:
+                raise ApiError("conflict", f"container {name} of machine {id} is waiting to start")
         # From here on it is the log of this one instance, whatever its machine does.
         return self.lines(machine, folder, query)
 
     def lines(self, machine, folder, query):
-        path, offset, left = (folder / "log" if folder else None), 0, query["limit_bytes"]
+        path, offset, left = folder / "log", 0, query["limit_bytes"]
         is_first = True
         while True:
-            ended = folder is None or not folder.exists() or (folder / "exit").exists() or machine.is_over
+            ended = not folder.exists() or (folder / "exit").exists() or machine.is_over
             try:
-                with open(path or os.devnull, "rb") as file:
+                with open(path, "rb") as file:
                     file.seek(offset)
                     data = file.read()
             except FileNotFoundError:

@@ -21,15 +21,15 @@ interface LogRecord {
 /** What a reply is made of, piece by piece: the log of this one instance, whatever its machine does meanwhile. */
 export async function* readLog(
   machine: Machine,
-  folder: string | undefined,
+  folder: string,
   { follow = false, tail, since, stream, limit_bytes = Infinity }: LogOptions,
   pause: () => Promise<void>,
 ): AsyncGenerator<Buffer> {
   let offset = 0;
   let left = limit_bytes;
   for (let isFirst = true; ; isFirst = false) {
-    const isEnded = folder === undefined || machine.isOver || !existsSync(folder) || existsSync(join(folder, "exit"));
-    const data = folder === undefined ? Buffer.alloc(0) : wholeLines(join(folder, "log"), offset);
+    const isEnded = machine.isOver || !existsSync(folder) || existsSync(join(folder, "exit"));
+    const data = wholeLines(join(folder, "log"), offset);
     offset += data.length;
     let records = recordsOf(data)
       .filter((each) => stream === undefined || each.stream === stream)

@@ -25,7 +25,7 @@ const log = openSync("log", "a", 0o600);
 writeFile("started", now());
 const child = spawn("setpriv", ["--pdeathsig", "KILL", "--", ...main.command, ...(main.args ?? [])], {
   cwd: main.working_dir ?? "/",
-  env: { PATH: process.env["PATH"], HOME: "/", ...Object.fromEntries((main.env ?? []).map((e) => [e.name, e.value])) },
+  env: { PATH: process.env["PATH"] ?? "/usr/bin:/bin", HOME: "/", ...Object.fromEntries((main.env ?? []).map((e) => [e.name, e.value])) },
   stdio: ["ignore", "pipe", "pipe"],
   detached: true, // a session of its own, so that all of it can be stopped
 });

@@ -153,6 +153,9 @@ export interface paths {
      *     With `follow` the reply ends when this instance of the container has ended and its output was sent, without it where the log
      *     ended when it was asked for; the next instance has a log of its own. `tail` of a log that grows gives no line too many. A reply that breaks off
      *     (no last chunk) is an error; one that ends is complete.
+     *
+     *     A container of which no instance has started has no log: that is `conflict`, with `follow` too, and never an empty reply, which
+     *     would say that it ran and was silent. One that waits for its next start has the log of its last instance.
      */
     get: operations["getLogs"];
     put?: never;
@@ -186,6 +189,9 @@ export interface paths {
      *     "reason":"NonZeroExitCode","details":{"causes":[{"reason":"ExitCode","message":"137"}]}}`. Then the backend closes.
      *     A connection that closes without a status is an error with an unknown outcome. Closing by the client kills the command.
      *
+     *     A request that does not offer the subprotocol is refused before the upgrade with `invalid`: what each side took the other's
+     *     messages for would be a guess.
+     *
      *     What cannot start is refused before the upgrade with an `ErrorReply`: `conflict` when the container does not run, `not_found` when
      *     there is no such machine or container. A command that is not there is `invalid`, or ends with 126 or 127. The command has the
      *     container's environment, and starts in its `working_dir`. A backend that has `exec` has it with `tty` as well. Neither side buffers more than it must: it reads
@@ -215,7 +221,7 @@ export interface paths {
     };
     /**
      * The streams of a container's main process (WebSocket)
-     * @description Framing as for exec; the status tells the main process's exit code. Only output from now on. Closing by the client leaves the process alone.
+     * @description Subprotocol and framing as for exec; the status tells the main process's exit code. Only output from now on. Closing by the client leaves the process alone.
      */
     get: operations["attach"];
     put?: never;
@@ -241,7 +247,7 @@ export interface paths {
     };
     /**
      * A byte stream to a TCP port inside the machine (WebSocket)
-     * @description Binary messages are the bytes. An empty binary message says that its sender will send no more (TCP's half-close, which a WebSocket lacks); when both have said it, the backend closes with 1000. A port where nothing listens is refused before the upgrade with an `ErrorReply`.
+     * @description There is no subprotocol. Binary messages are the bytes. An empty binary message says that its sender will send no more (TCP's half-close, which a WebSocket lacks); when both have said it, the backend closes with 1000. A port where nothing listens is refused before the upgrade with an `ErrorReply`.
      */
     get: operations["openPort"];
     put?: never;
@@ -1033,7 +1039,7 @@ export interface components {
       args?: string[];
       /** @description Folder that the command starts in. Absent: the image's. */
       working_dir?: string;
-      /** @description Variables, over those of the image. */
+      /** @description Variables, over those of the image. `PATH` and `HOME` must be there for every command, of exec too: what neither the specification nor the image has, the backend gives, a `PATH` by which the machine's programs are found, and the home of the command's user or another folder. */
       env?: components["schemas"]["EnvVar"][];
       /** @description The process gets a terminal. Capability `tty`. */
       tty?: boolean;
@@ -2548,4 +2554,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: 88c36fab18e50351c7123331481076df55fa8da7e90b5d716497211f47a69eeb
+// sha256 of openapi.yaml: b3600307442f40ccdf848fc1446fdde498b0762478cc18e17d00f7306e8c1073

@@ -17,6 +17,15 @@ const PATCHES: readonly Capability[] = [
 const post = (context: CheckContext, id: string, body: unknown): Promise<Reply> =>
   context.http!.request("POST", `/v1/machines/${id}/stop`, { headers: JSON_BODY, body: JSON.stringify(body) });
 
+const UPGRADE = {
+  connection: "Upgrade",
+  upgrade: "websocket",
+  "sec-websocket-version": "13",
+  "sec-websocket-key": "Y29uZm9ybWFuY2Uta2l0IQ==",
+};
+const what = (offered: object): string =>
+  Object.keys(offered).length === 0 ? "no subprotocol" : "another subprotocol alone";
+
 /** The specification with another main container. */
 const withMain = (context: CheckContext, rest: object): object => {
   const spec = context.spec(FOREVER);
@@ -156,6 +165,22 @@ export const HTTP_REQUEST_CHECKS: readonly Omit<Check, "needsHttp">[] = [
       expectRefusal(context, reply, "a create with the id Not_An_Id", [400, 422], "invalid");
     },
   },
+  ...(["exec", "attach"] as const).map((capability): Omit<Check, "needsHttp"> => ({
+    name: `http/${capability}-without-the-subprotocol-is-refused`,
+    needs: [capability],
+    why: "Two sides that do not speak the same take input for output, and an end for none.",
+    async run(context: CheckContext) {
+      const { id } = await context.running("", {
+        containers: [context.container(FOREVER, { stdin: capability === "attach" })],
+      });
+      const query = capability === "exec" ? "command=true&stdout=true" : "stdout=true";
+      for (const offered of [{}, { "sec-websocket-protocol": "conformance.example" }]) {
+        const path = `/v1/machines/${id}/containers/main/${capability}?${query}`;
+        const reply = await context.http!.request("GET", path, { headers: { ...UPGRADE, ...offered } });
+        expectRefusal(context, reply, `a WebSocket with ${what(offered)}`, [400], "invalid");
+      }
+    },
+  })),
   {
     name: "http/key-order-does-not-matter",
     why: "A newer client may write the same specification in another order; it is the same all the same.",

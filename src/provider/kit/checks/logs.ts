@@ -1,7 +1,7 @@
 /** Logs: what `kubectl logs` and its options ask for. */
 import type { LogLine } from "../../provider.ts";
 import type { Check } from "../check.ts";
-import { FOREVER, mainOf, type CheckContext } from "../context.ts";
+import { containerOf, FOREVER, mainOf, type CheckContext } from "../context.ts";
 
 const THREE = "echo one; sleep 0.2; echo two >&2; sleep 0.2; echo three";
 
@@ -123,6 +123,55 @@ export const LOG_CHECKS: readonly Check[] = [
         );
         return;
       }
+    },
+  },
+  {
+    name: "logs/of-what-waits-to-start-are-a-conflict",
+    needs: ["init_containers"],
+    why: "An empty log would say that it ran and was silent, and `not_found` that it is not there.",
+    async run(context: CheckContext) {
+      const { id } = await context.create("echo main", {
+        init_containers: [context.container(FOREVER, { name: "first" })],
+      });
+      await context.until(id, "its init container to run", (machine) => {
+        return containerOf(machine, "first").state === "running";
+      });
+      for (const follow of [false, true])
+        await context.expectCode(
+          context.logs(id, { follow }),
+          "conflict",
+          `reading the log of a container that has not started${follow ? ", with follow" : ""}`,
+        );
+    },
+  },
+  {
+    name: "logs/begin-with-the-start",
+    why: "`kubectl logs` right after `kubectl apply` must say that there is no log yet, or show what there is.",
+    async run(context: CheckContext) {
+      const { id } = await context.create(`echo begun; ${FOREVER}`);
+      await context.untilTrue("the log to have the container's first line", async () => {
+        let lines: LogLine[];
+        try {
+          lines = await context.logs(id);
+        } catch (thrown) {
+          // What is not reached yet is not known.
+          const early = context.expectCode(
+            Promise.reject(thrown),
+            ["conflict", "unavailable"],
+            "reading the log of a container that has perhaps not started",
+          );
+          await early;
+          return false;
+        }
+        if (lines.length > 0) return texts(lines) === "begun";
+        const { state, restart_count } = mainOf(await context.get(id));
+        context.expect(
+          state !== "waiting" || restart_count > 0,
+          "`conflict` for the log of a container that has not started",
+          "an empty log came, and the container was still waiting to start",
+        );
+        return false;
+      });
     },
   },
   {

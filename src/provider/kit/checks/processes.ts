@@ -2,6 +2,19 @@
 import type { Check } from "../check.ts";
 import { FOREVER, containerOf, mainOf, outputOf, summary, type CheckContext } from "../context.ts";
 
+/** @param shown what `env` printed */
+export function expectPathAndHome(context: CheckContext, shown: string): void {
+  const lines = shown.split("\n");
+  for (const name of ["PATH", "HOME"]) {
+    const line = lines.find((each) => each.startsWith(`${name}=`));
+    context.expect(
+      line?.startsWith(`${name}=/`) === true,
+      `the variable ${name}, which the specification lacks, with an absolute path`,
+      `it is ${line ?? "not set"}`,
+    );
+  }
+}
+
 export const PROCESS_CHECKS: readonly Check[] = [
   {
     name: "containers/run-and-print",
@@ -52,6 +65,28 @@ export const PROCESS_CHECKS: readonly Check[] = [
       });
       const shown = (await outputOf(context, id)).split("\n");
       context.expect(shown.includes("NOTHING="), "the variable NOTHING, empty", "the environment lacks it");
+    },
+  },
+  {
+    name: "containers/environment-has-PATH-and-HOME",
+    why: "Programs are found by the one, and keep their files by the other; without them many do not even begin.",
+    async run(context: CheckContext) {
+      const { id } = await context.over("env");
+      expectPathAndHome(context, await outputOf(context, id));
+    },
+  },
+  {
+    name: "containers/environment-may-have-its-own-PATH-and-HOME",
+    why: "What the specification says goes before what a backend gives.",
+    async run(context: CheckContext) {
+      const given = { PATH: "/conformance/bin:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", HOME: "/conformance" };
+      const env = Object.entries(given).map(([name, value]) => ({ name, value }));
+      const { id } = await context.over("", { containers: [context.container("env", { env })] });
+      const shown = (await outputOf(context, id)).split("\n");
+      for (const [name, value] of Object.entries(given)) {
+        const line = shown.find((each) => each.startsWith(`${name}=`));
+        context.expect(line === `${name}=${value}`, `${name} to be ${value}, as given`, `it is ${line ?? "not set"}`);
+      }
     },
   },
   {

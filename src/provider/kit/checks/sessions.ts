@@ -3,6 +3,7 @@ import type { Readable } from "node:stream";
 import type { ProcessStreams } from "../../provider.ts";
 import type { Check } from "../check.ts";
 import { FOREVER, mainOf, Violation, type CheckContext } from "../context.ts";
+import { expectPathAndHome } from "./processes.ts";
 import { exec, exitOf, text } from "./streams.ts";
 
 /** What a script prints that ends by itself. */
@@ -48,6 +49,14 @@ const EXEC_RULES: readonly Omit<Check, "needs">[] = [
       });
       const out = await printed(context, id, 'echo "$SALUTE"');
       context.expect(out === "hello you\n", "the container's variable", `the command sees ${JSON.stringify(out)}`);
+    },
+  },
+  {
+    name: "exec/has-PATH-and-HOME",
+    why: "A shell that does not find `ls` is of no use.",
+    async run(context: CheckContext) {
+      const { id } = await context.running(FOREVER);
+      expectPathAndHome(context, await printed(context, id, "env"));
     },
   },
   {
