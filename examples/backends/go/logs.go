@@ -32,7 +32,7 @@ func (b *backend) logFolder(id, name string, previous bool) (*machine, string, e
 	if len(m.Shown.Containers) == 0 || m.main().Name != name || previous && folder == "" {
 		return nil, "", refuse("not_found", "", "machine %s has no such log of a container %s", id, name)
 	}
-	if folder == "" {
+	if folder == "" || m.main().State == "waiting" && m.main().Last == nil {
 		return nil, "", refuse("conflict", "", "container %s of machine %s is waiting to start", name, id)
 	}
 	return m, folder, nil

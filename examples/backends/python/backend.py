@@ -488,7 +488,7 @@ class Backend:
             folder = machine.instance(1 if query["previous"] else 0)
             if name not in [each["name"] for each in machine.shown["containers"]] or (not folder and query["previous"]):
                 raise ApiError("not_found", f"machine {id} has no such log of a container {name}")
-            if not folder:
+            if not folder or (machine.main["state"] == "waiting" and "last" not in machine.main):
                 raise ApiError("conflict", f"container {name} of machine {id} is waiting to start")
         # From here on it is the log of this one instance, whatever its machine does.
         return self.lines(machine, folder, query)

@@ -207,7 +207,8 @@ async function logs({ backend, id, container, query, reply, hungUp }: Call): Pro
   const folder = machine.instance(isPrevious ? 1 : 0);
   if (machine.shown.containers[0]?.name !== container || (isPrevious && folder === undefined))
     throw new ApiError("not_found", `machine ${id} has no such log of a container ${container}`);
-  if (folder === undefined)
+  const { state, last } = machine.main;
+  if (folder === undefined || (state === "waiting" && last === undefined))
     throw new ApiError("conflict", `container ${container} of machine ${id} is waiting to start`);
   reply.writeHead(200, { "content-type": "text/x-cri-log" }).flushHeaders();
   const pause = (): Promise<void> => sleep(100, undefined, { signal: hungUp });
