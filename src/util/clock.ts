@@ -2,6 +2,8 @@
  * Time, as a collaborator. Nothing outside this folder reads the wall clock or starts a timer, so a simulation can put
  * virtual time in its place.
  */
+import { addAbortListener, removeAbortListener } from "./abort.ts";
+
 export interface Clock {
   /** Wall clock, milliseconds since the epoch. For timestamps that others will read, never for measuring a span. */
   now(): number;
@@ -40,7 +42,7 @@ export const systemClock: Clock = {
         return;
       }
       const awake = () => {
-        signal?.removeEventListener("abort", onAbort);
+        if (signal) removeAbortListener(signal, onAbort);
         resolve();
       };
       const cancel = startTimer(ms, awake, false);
@@ -48,7 +50,7 @@ export const systemClock: Clock = {
         cancel();
         reject(signal!.reason as Error);
       };
-      signal?.addEventListener("abort", onAbort, { once: true });
+      if (signal) addAbortListener(signal, onAbort);
     }),
   after: (ms, callback) => startTimer(ms, callback, true),
 };

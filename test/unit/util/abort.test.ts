@@ -40,6 +40,47 @@ describe("onAbort", () => {
   });
 });
 
+describe("many who wait for one signal", () => {
+  test("are one listener of it, and none when the last has gone", () => {
+    const source = new AbortController();
+    const all = Array.from({ length: 1_000 }, () => onAbort(source.signal, () => undefined));
+    expect(listeners(source.signal)).toBe(1);
+    for (const each of all) each[Symbol.dispose]();
+    expect(listeners(source.signal)).toBe(0);
+  });
+
+  test("are all called, in the order of their coming, but those that went or that one before them sent away", () => {
+    const source = new AbortController();
+    const called: string[] = [];
+    onAbort(source.signal, () => {
+      called.push("first");
+      third[Symbol.dispose]();
+    });
+    const second = onAbort(source.signal, () => called.push("second"));
+    const third = onAbort(source.signal, () => called.push("third"));
+    onAbort(source.signal, () => called.push("fourth"));
+    second[Symbol.dispose]();
+    source.abort();
+    expect(called).toEqual(["first", "fourth"]);
+  });
+
+  test("are told though one of them throws, which is an uncaught exception", async () => {
+    const source = new AbortController();
+    const uncaught = new Promise((resolve) => process.prependOnceListener("uncaughtException", resolve));
+    const others = process.listeners("uncaughtException").slice(1);
+    for (const each of others) process.off("uncaughtException", each);
+    let calls = 0;
+    onAbort(source.signal, () => {
+      throw new Error("of the first");
+    });
+    onAbort(source.signal, () => calls++);
+    source.abort();
+    expect(calls).toBe(1);
+    expect(await uncaught).toEqual(new Error("of the first"));
+    for (const each of others) process.on("uncaughtException", each);
+  });
+});
+
 describe("unlessAborted", () => {
   test("gives what the work came to, and leaves nothing behind", async () => {
     const source = new AbortController();
