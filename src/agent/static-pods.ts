@@ -25,6 +25,8 @@ import type { FileLook, FolderLook } from "./static-pod-folder.ts";
  * @internal
  */
 export const LOOK_MS = 2_000;
+/** Without a folder there is something to do at the start at most. */
+const REST_MS = 60_000;
 /** The watch brings a pod that was made; until then it is not made again. */
 const ARRIVES_MS = 10_000;
 const RETRY_MS = { first: 10_000, max: 300_000 };
@@ -39,7 +41,7 @@ interface StaticPodsOptions {
   nodeName: string;
   kube: Kube;
   /** The node's pods. */
-  pods: Pick<Store<Pod>, "synced" | "list" | "getByName">;
+  pods: Pick<Store<Pod>, "hasSynced" | "list" | "getByName">;
   /** Of the Node; undefined while it is not registered. */
   nodeUid: () => string | undefined;
   /** Its pods go with it, and none may come. */
@@ -76,18 +78,19 @@ export class StaticPods {
 
   /** Until the signal aborts. For the one agent that acts as the node. */
   async run(signal: AbortSignal): Promise<void> {
-    const { clock, logger } = this.#options;
+    const { folder, pods, clock, logger } = this.#options;
+    await pods.hasSynced(signal).catch(() => undefined);
     while (!signal.aborted) {
       await this.#look(signal).catch((thrown: unknown) => {
         if (!signal.aborted) logger.warn({ err: thrown }, "Static pods could not be looked at and will be again");
       });
-      await pause(clock, LOOK_MS, signal);
+      await pause(clock, folder === undefined ? REST_MS : LOOK_MS, signal);
     }
   }
 
   async #look(signal: AbortSignal): Promise<void> {
     const { folder, pods, isLeaving } = this.#options;
-    if (!pods.synced || isLeaving()) return;
+    if (isLeaving()) return;
     const look: FolderLook = (await folder?.look()) ?? { kind: "listed", files: new Map() };
     if (look.kind === "unknown") {
       this.#tell("", look.fault);
