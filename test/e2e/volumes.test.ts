@@ -47,6 +47,7 @@ describe("persistent volumes", () => {
         storageClasses: [
           { name: "vmlet", annotations: { "storageclass.kubernetes.io/is-default-class": "true" } },
           { name: "at-once", volumeBindingMode: "Immediate" },
+          { name: "shared", parameters: { class: "shared" } },
         ],
       },
     });
@@ -157,20 +158,24 @@ describe("persistent volumes", () => {
     );
   });
 
+  const untilMountFails = (pod: string, why: string) =>
+    waitFor({ what: `pod ${pod} to say what it waits for`, timeoutMs: WAIT_MS }, async () => {
+      const { items } = await env.client.get(
+        `/api/v1/namespaces/default/events?fieldSelector=involvedObject.name%3D${pod}`,
+      );
+      must(
+        items.some((each: Json) => each.reason === "FailedMount" && each.message.includes(why)),
+        items.map((each: Json) => each.message),
+      );
+    });
+
   test("that are not bound yet are waited for, and the pod says why and never fails", async () => {
     await pods.create("early", {
       nodeName: env.nodeName,
       containers: [shell("main", serve, { volumeMounts: [{ name: "data", mountPath: "/data" }] })],
       volumes: [{ name: "data", persistentVolumeClaim: { claimName: "late" } }],
     });
-    const events = `/api/v1/namespaces/default/events?fieldSelector=involvedObject.name%3Dearly`;
-    await waitFor({ what: "the pod to say what it waits for", timeoutMs: WAIT_MS }, async () => {
-      const { items } = await env.client.get(events);
-      must(
-        items.some((each: Json) => each.reason === "FailedMount" && each.message.includes('"late" not found')),
-        items.map((each: Json) => each.message),
-      );
-    });
+    await untilMountFails("early", '"late" not found');
     expect((await pods.get("early")).status.phase).toBe("Pending");
     await env.client.create(claims, { metadata: { name: "late" }, spec: claimSpec({ storageClassName: "at-once" }) });
     await untilReady("early");
@@ -292,6 +297,39 @@ describe("persistent volumes", () => {
     await pods.delete("second", 1);
     await pods.untilGone("second", second.metadata.uid, WAIT_MS);
     await env.client.delete(`${claims}/alone`);
+  });
+
+  test("for one pod alone are refused to a second one that names its node itself, also by an agent that has begun since", async () => {
+    const spec = claimSpec({ accessModes: ["ReadWriteOncePod"] });
+    await env.client.create(claims, { metadata: { name: "own" }, spec });
+    const first = await pods.create("owner", writer("own"));
+    await untilFound("owner", 1);
+    await env.agent.restart("SIGKILL");
+    const second = await pods.create("intruder", { ...writer("own"), nodeName: env.nodeName });
+    await untilMountFails(
+      "intruder",
+      "volume uses the ReadWriteOncePod access mode and is already in use by another pod",
+    );
+    expect((await pods.get("intruder")).status.phase).toBe("Pending");
+    await pods.delete("owner", 1);
+    await pods.untilGone("owner", first.metadata.uid, WAIT_MS);
+    await untilFound("intruder", 2);
+    await pods.delete("intruder", 1);
+    await pods.untilGone("intruder", second.metadata.uid, WAIT_MS);
+    await env.client.delete(`${claims}/own`);
+  });
+
+  test("that several pods may write to are had by all of them at once", async () => {
+    const spec = claimSpec({ storageClassName: "shared", accessModes: ["ReadWriteMany"] });
+    await env.client.create(claims, { metadata: { name: "common" }, spec });
+    for (const [index, name] of ["one", "two"].entries()) {
+      await pods.create(name, writer("common"));
+      await untilFound(name, index + 1);
+    }
+    const { attachments } = await volumeOf("common");
+    expect(new Set(attachments.map(({ machine }: Json) => machine)).size).toBe(2);
+    for (const name of ["one", "two"]) await pods.delete(name, 1);
+    await env.client.delete(`${claims}/common`);
   });
 
   test("are taken from a node that is tainted as out of service, when its machine is over and not before", async () => {

@@ -32,6 +32,7 @@ const DRIVER = {
       multipods: true,
       block: false,
       RWX: true,
+      capReadOnlyMany: true,
     },
   },
 };
