@@ -219,7 +219,7 @@ async function check(url: string, flags: Flags): Promise<number> {
     const all = checks.filter(({ name }) => flags.only?.some((prefix) => name.startsWith(prefix)) ?? true).length;
     const report = await progress.of("Checking the backend", (tell) => {
       const common = {
-        signal: AbortSignal.any([signalToStop(), outputIsGone()]),
+        signal: signalToStop(),
         keep: flags.keep,
         restart: restartCommand === undefined ? undefined : () => runCommand(restartCommand),
         patienceMs: flags.patience * 1000,
@@ -296,13 +296,6 @@ export function linesOf({
     ...(script === undefined ? [] : [`its container ran: ${script}`]),
     ...(kept.length === 0 ? [] : [`kept: ${kept.join(", ")}`]),
   ];
-}
-
-/** Aborts when nobody reads on, as behind `| head`: the run ends, and takes its machines away. */
-function outputIsGone(): AbortSignal {
-  const gone = new AbortController();
-  process.stdout.on("error", () => gone.abort(new Error("nobody reads the output any more")));
-  return gone.signal;
 }
 
 /** @throws Error when it fails */

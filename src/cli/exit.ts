@@ -52,6 +52,25 @@ export function signalToStop(): AbortSignal {
   return controller.signal;
 }
 
+/** 128 and SIGPIPE's number: what shells show of programs whose reader has gone, as behind `| head`. */
+const READER_IS_GONE = 141;
+
+/** Ends the process when nobody reads its output any more: at once, or as SIGTERM does where that cleans up. */
+export function endWithoutReader(): void {
+  let isGone = false;
+  process.stdout.on("error", (thrown: NodeJS.ErrnoException) => {
+    if (thrown.code !== "EPIPE") failWith(thrown);
+    if (isGone) return;
+    isGone = true;
+    // Whatever the command makes of being stopped.
+    process.on("exit", () => {
+      process.exitCode = READER_IS_GONE;
+    });
+    if (process.listenerCount("SIGTERM") === 0) process.exit(READER_IS_GONE);
+    process.emit("SIGTERM", "SIGTERM");
+  });
+}
+
 /** Aborts on SIGPWR, by which an init without systemd says that the host goes down. */
 export function powerFailure(): AbortSignal {
   const controller = new AbortController();

@@ -8,7 +8,7 @@ import * as nodeModule from "node:module";
 import { basename } from "node:path";
 import { Command } from "commander";
 import { commandsOf } from "./commands.ts";
-import { failWith, USAGE_ERROR } from "./exit.ts";
+import { endWithoutReader, failWith, USAGE_ERROR } from "./exit.ts";
 import { refuseOldNode } from "./node-version.ts";
 import { VERSION } from "./version.ts";
 
@@ -25,11 +25,14 @@ const program = new Command(name)
   .showHelpAfterError(`(${name} --help lists the commands)`)
   .exitOverride(({ exitCode }) => process.exit(exitCode === 0 ? 0 : USAGE_ERROR));
 
+const SERVICES: ReadonlySet<string> = new Set(["run", "backend", "webhook", "csi", "guest"]);
 const words = process.argv.slice(2).filter((argument) => !argument.startsWith("-"));
 const wanted = words[0] === "help" ? words[1] : words[0];
 // Halves the time that a start takes after the first; where nothing can be written it does nothing. What runs for long
 // would hold the code in memory twice.
 if (wanted !== "run" && wanted !== "backend" && wanted !== "webhook") nodeModule.enableCompileCache();
+// Services write logs, which are no reason to end.
+if (!SERVICES.has(wanted ?? "")) endWithoutReader();
 for (const [word, { summary, build, isHidden = false }] of Object.entries(commands)) {
   const command = (word === wanted ? await build(commands) : new Command(word)).description(summary);
   program.addCommand(command, { hidden: isHidden });
