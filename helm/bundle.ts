@@ -24,10 +24,13 @@ const ENTRIES = [
   "providers/local/network/relay-program.js",
   "providers/local/engines/process/stand-in-web.js",
 ];
+/** A program of its own: each pod that gets a new VM waits until it has been loaded. */
+const GUEST = "src/cli/guest-main.js";
 /** Also read as files: the shim is copied module by module. */
 const READ_AS_FILES = /^providers\/local\/shim\//;
+const NATIVE = /^@lydell\/node-pty/;
 /** Native code, and what is only asked where it lies; of client-node, its whole, which only `vmlet dev` takes. */
-const EXTERNAL = [/^@lydell\/node-pty/, /^@xterm\//, /^@kubernetes\/client-node$/, /^@bufbuild\//, /^@connectrpc\//];
+const EXTERNAL = [NATIVE, /^@xterm\//, /^@kubernetes\/client-node$/, /^@bufbuild\//, /^@connectrpc\//];
 /** Its modules only declare: what is not asked for may be left out, which is nearly all of it. */
 const DECLARES = /\/node_modules\/@kubernetes\/client-node\//;
 
@@ -46,6 +49,8 @@ const HEAVY_WHOLE = /^node:(?:http|crypto|fs|process|util|worker_threads)$/;
 export async function bundle(dist: string, options: { without?: readonly string[] } = {}): Promise<Set<string>> {
   const root = resolve(dist);
   const { without = [] } = options;
+  // Before what it is made of goes. Apart, for what it shares with others would bring more along than it needs.
+  await packGuest(join(root, GUEST), { root, output: join(root, GUEST) });
   const isLeftOut = (path: string) => without.some((each) => path === each || path.startsWith(`${each}/`));
 
   const packing = await rolldown({
@@ -59,9 +64,7 @@ export async function bundle(dist: string, options: { without?: readonly string[
     logLevel: "warn",
     // How slow a busy machine is says nothing of the bundle.
     checks: { bundlerTimings: false },
-    onLog(level, log) {
-      throw new Error(`${level}: ${log.message}`);
-    },
+    onLog: refuse,
   });
   const { output } = await packing.write({
     dir: root,
@@ -94,14 +97,46 @@ export async function bundle(dist: string, options: { without?: readonly string[
   return new Set(packed);
 }
 
+/**
+ * Packs the program of guests into one file, with all that it loads but native code: a process loads one large file in
+ * a fraction of the time that a thousand take.
+ *
+ * @param main its main module, compiled or not
+ * @param options.root the folder that modules tell where they lie in
+ * @throws Error for whatever the bundler warns of
+ */
+export async function packGuest(main: string, options: { root: string; output: string }): Promise<void> {
+  const { root, output } = options;
+  const packing = await rolldown({
+    cwd: root,
+    input: main,
+    platform: "node",
+    external: NATIVE,
+    plugins: [builtinsAsObjects, ownPlaces(root, relative(root, main)), oneByteTexts],
+    logLevel: "warn",
+    checks: { bundlerTimings: false },
+    onLog: refuse,
+  });
+  await packing.write({ file: output, format: "esm", comments: false, codeSplitting: false });
+  await packing.close();
+}
+
+function refuse(level: string, log: { message: string }): never {
+  throw new Error(`${level}: ${log.message}`);
+}
+
 /** The folder of the package that a module is of. */
 const PACKAGE = /^.*\/node_modules\/(?:@[^/]+\/)?[^/]+/;
 
 /** Stands for the way from a chunk to the folder, until it is known where the chunk lies. */
 const UP = "__UP_TO_THE_FOLDER__";
 
-/** Tells modules that ask where they lie (`import.meta`) where they would lie by themselves. */
-function ownPlaces(root: string): Plugin {
+/**
+ * Tells modules that ask where they lie (`import.meta`) where they would lie by themselves.
+ *
+ * @param only where the one file lies that all are packed into
+ */
+function ownPlaces(root: string, only?: string): Plugin {
   const at = (path: string) => `new URL(${JSON.stringify(`${UP}/${path}`)}, import.meta.url)`;
   const file = (path: string) => `process.getBuiltinModule("node:url").fileURLToPath(${at(path)})`;
   return {
@@ -115,7 +150,7 @@ function ownPlaces(root: string): Plugin {
       });
     },
     renderChunk(code, { fileName }) {
-      return code.replaceAll(UP, relative(dirname(fileName), ".") || ".");
+      return code.replaceAll(UP, relative(dirname(only ?? fileName), ".") || ".");
     },
   };
 }
@@ -159,7 +194,10 @@ function placeOf(modules: readonly string[]): string {
 }
 
 if (process.argv[1] === import.meta.filename) {
-  const [, , folder] = process.argv;
-  if (folder === undefined) throw new Error("usage: node helm/bundle.ts FOLDER");
-  await bundle(folder);
+  const [, , folder, output] = process.argv;
+  if (folder === "--guest" && output !== undefined) {
+    const home = resolve(import.meta.dirname, "..");
+    await packGuest(join(home, GUEST.replace(/js$/, "ts")), { root: home, output: resolve(output) });
+  } else if (folder !== undefined) await bundle(folder);
+  else throw new Error("usage: node helm/bundle.ts FOLDER, or --guest OUTPUT to pack the guest of these sources");
 }

@@ -39,7 +39,7 @@ engine:
   network: { cidr: 100.127.255.0/24 }
 `;
 
-/** @param main the program's main file @param config the guest's */
+/** @param main the main file of the guest's program @param config the guest's */
 export function guestFiles(main: string, config = GUEST_CONFIG): GuestFile[] {
   const script = (path: string, text: string): GuestFile => ({ path, mode: 0o755, text: `#!/bin/busybox sh\n${text}` });
   const file = (path: string, text: string): GuestFile => ({ path, mode: 0o644, text });
@@ -74,7 +74,7 @@ esac
       `${PATH}
 # Kept short: it is for who looks into a VM that does not come up.
 [ ! -f /var/log/vmlet.log ] || tail -c 1000000 /var/log/vmlet.log >/var/log/vmlet.log.1
-exec ${GUEST_FOLDER}/bin/node ${main} guest --config /etc/vmlet/guest.yaml >/var/log/vmlet.log 2>&1
+exec ${GUEST_FOLDER}/bin/node ${main} --config /etc/vmlet/guest.yaml >/var/log/vmlet.log 2>&1
 `,
     ),
     // Who asks the VM to go, as a host that is emptied does, lets its pod leave first, or loses patience.

@@ -3,26 +3,39 @@ import type { CallOptions, Clock, Provider } from "../../src/provider/kit/index.
 import { HttpVmProvider } from "../http-vm/index.ts";
 import type { Vm, VmCloud } from "./cloud.ts";
 
-/** Reaches the guest of this very VM. Cheap: nothing is dialled before a call. */
-export type OpenGuest = (vm: Vm) => Provider;
+/**
+ * Reaches the guest of this very VM. Cheap: nothing is dialled before a call.
+ *
+ * @param now the VM as it was last seen: an address may come, or change, while its guest is spoken to
+ */
+export type OpenGuest = (vm: Vm, now: () => Vm) => Provider;
+
+interface Opened {
+  readonly key: string;
+  readonly guest: Provider;
+  vm: Vm;
+}
 
 export class Guests {
   readonly #open: OpenGuest;
   /** By the VM's name; the key tells VMs of one name apart. */
-  readonly #opened = new Map<string, { key: string; guest: Provider }>();
+  readonly #opened = new Map<string, Opened>();
 
   constructor(open: OpenGuest) {
     this.#open = open;
   }
 
   of(vm: Vm): Provider {
-    const key = JSON.stringify([vm.labels, vm.addresses]);
+    const key = JSON.stringify(vm.labels);
     const known = this.#opened.get(vm.name);
-    if (known?.key === key) return known.guest;
+    if (known?.key === key) {
+      known.vm = vm;
+      return known.guest;
+    }
     void known?.guest.close().catch(() => undefined);
-    const guest = this.#open(vm);
-    this.#opened.set(vm.name, { key, guest });
-    return guest;
+    const opened: Opened = { key, vm, guest: this.#open(vm, () => opened.vm) };
+    this.#opened.set(vm.name, opened);
+    return opened.guest;
   }
 
   /**
@@ -56,10 +69,10 @@ export class Guests {
 /** The address says only that it is plain HTTP: what is dialled is the cloud's to protect. */
 export const dialledGuest =
   (cloud: VmCloud, clock: Clock): OpenGuest =>
-  (vm) =>
+  (_vm, now) =>
     new HttpVmProvider({
       url: "http://localhost",
-      dial: (signal) => cloud.dial(vm, { signal }),
+      dial: (signal) => cloud.dial(now(), { signal }),
       // Of this very VM, for as long as it is open.
       keepDialled: true,
       clock,

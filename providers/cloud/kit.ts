@@ -134,7 +134,7 @@ class Context {
   }
 
   async guestAnswers(vm: Vm): Promise<void> {
-    const guest = dialledGuest(this.cloud, this.clock)(vm);
+    const guest = dialledGuest(this.cloud, this.clock)(vm, () => vm);
     try {
       await guest.getInfo(this.options);
     } finally {

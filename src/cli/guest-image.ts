@@ -155,7 +155,11 @@ async function copyProgram(target: string): Promise<string> {
   };
   await visit(home);
   await copyTool(process.execPath, join(target, "bin/node"));
-  return isBuilt ? "dist/src/cli/main.js" : "src/cli/main.ts";
+  if (isBuilt) return "dist/src/cli/guest-main.js";
+  const main = "src/cli/guest-main.js";
+  // Of sources alone: what was built has been through it.
+  await run(process.execPath, [join(home, "helm/bundle.ts"), "--guest", join(target, main)]);
+  return main;
 }
 
 /** Without what another package has inside of it: that is visited by itself. */

@@ -54,6 +54,7 @@ test("has everything that its own manifest and its guest need", () => {
   expect(files).toEqual(
     expect.arrayContaining([
       "dist/src/cli/main.js",
+      "dist/src/cli/guest-main.js",
       "dist/src/provider/kit/index.d.ts",
       "dist/providers/http-vm/index.js",
       "dist/providers/local/engines/vm/guest-image.sh",
@@ -76,6 +77,17 @@ test.each(["run", "check", "dev", "ui", "machines", "why", "backend", "conforman
     expect(stdout).toContain(`vmlet ${command}`);
   },
 );
+
+test("has the program of a cloud's guests in one file, which is whole", async () => {
+  const guest = join(dir, "dist/src/cli/guest-main.js");
+  const imported = [...readFileSync(guest, "utf8").matchAll(/^import\s[^;"]*?"([^"]+)"/gm)].map(([, name]) => name);
+  expect(imported.filter((name) => !name!.startsWith("node:"))).toEqual([]);
+  const config = join(dir, "guest.yaml");
+  writeFileSync(config, "kind: BackendConfig\napiVersion: vmlet.dev/v1\n");
+  await expect(run(process.execPath, [guest, "--config", config])).rejects.toMatchObject({
+    stderr: expect.stringContaining(`${config}: stateDir`),
+  });
+});
 
 test("names the program, its version and its files as the sources do", async () => {
   const { stdout } = await run(process.execPath, [main(), "version"]);

@@ -168,7 +168,7 @@ function pods(): void {
     const [name] = incus.instances();
     await incus.restart("one");
     // Not what carries this very command.
-    incus.incus("exec", "--project", "burst", name!, "--", "pkill", "-KILL", "-f", "[m]ain.ts guest");
+    incus.incus("exec", "--project", "burst", name!, "--", "pkill", "-KILL", "-f", "[g]uest-main");
     const shown = await waitFor({ what: "the guest to answer again", timeoutMs: 90_000 }, () =>
       kubectl.run(["exec", "web", "--", "echo", "still here"]),
     );
