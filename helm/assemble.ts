@@ -6,7 +6,9 @@
  *     app/dist/               the compiled program, packed into few modules
  *     app/node_modules/       what it needs at run time, nothing else
  *     app/package.json, app/src/provider/contract/openapi.yaml, app/LICENSE
+ *     .assembled              says that it is such a tree
  *
+ * FOLDER is absent, empty or an older tree: what else is in it nobody meant to lose.
  * Reproducible: the same checkout and lock file give the same bytes, modes and times ($SOURCE_DATE_EPOCH, default 0).
  */
 import { execFileSync } from "node:child_process";
@@ -58,6 +60,8 @@ const PAGE = ["server.js", "assets.js", "cluster-view.js", "feed.js", "guard.js"
 );
 /** Not in the image: it is for a person's own machine, and an image runs in a cluster. */
 const FOR_A_DESK = ["devcluster", "cli/dev.js", "cli/demo.js", "cli/ui.js", "cli/page.js", "cli/pod-kit", ...PAGE];
+/** The file by which a folder says that it is such a tree. */
+const MARK = ".assembled";
 /** Not packed: native code, and what is asked for by its name. */
 const LOADED = ["@bufbuild/protobuf", "@connectrpc/connect", "@connectrpc/connect-node", "@lydell/node-pty"];
 /** What stays of a package that was packed: who made it, and under which terms. */
@@ -65,13 +69,13 @@ const TERMS = /^(?:package\.json|(?:licen[cs]e|notice|copying|authors)[^/]*)$/i;
 const PACKAGES_FOR_A_DESK = ["node_modules/@xterm/xterm", "node_modules/@xterm/addon-fit"];
 
 /**
- * @param folder is replaced
+ * @param folder is replaced; may hold an older tree, and nothing else
  * @param cpu as Node calls it; for another than this one's, what is made for that one alone is downloaded
- * @throws Error that names a package of the lock file that is not installed
+ * @throws Error that names a package of the lock file that is not installed, or where the folder holds something else
  */
 export async function assemble(folder: string, cpu: string = process.arch): Promise<void> {
   const app = join(folder, "app");
-  await rm(folder, { recursive: true, force: true });
+  await emptyFolder(folder);
   await mkdir(app, { recursive: true });
   execFileSync(
     process.execPath,
@@ -92,6 +96,22 @@ export async function assemble(folder: string, cpu: string = process.arch): Prom
   await removePackages(app, packed);
   for (const path of FOR_A_DESK) await rm(join(app, "dist/src", path), { recursive: true });
   await normalise(folder, Number(process.env["SOURCE_DATE_EPOCH"] ?? 0));
+}
+
+/**
+ * Makes room for a tree.
+ * @throws Error where it holds something else than an older one
+ * @internal
+ */
+export async function emptyFolder(folder: string): Promise<void> {
+  await mkdir(folder, { recursive: true });
+  const found = await readdir(folder);
+  // Somebody's checkout or home, named by mistake.
+  if (found.length > 0 && !found.includes(MARK))
+    throw new Error(`${folder} holds something else than an assembled tree: name a folder that is empty, or absent`);
+  // First, so that what is broken off can be begun again.
+  await writeFile(join(folder, MARK), "");
+  for (const name of found) if (name !== MARK) await rm(join(folder, name), { recursive: true });
 }
 
 /** Places in node_modules of the packages that package-lock.json has for production, on any platform. */

@@ -70,11 +70,20 @@ function download(
 
 async function unpack(deb: string, folder: string): Promise<void> {
   const name = basename(deb).split("_")[0]!;
-  run("sh", ["-c", 'dpkg-deb --fsys-tarfile "$1" | tar -x -p --keep-directory-symlink -C "$2"', "sh", deb, folder]);
+  unpackArchive(deb, folder);
   // Where scanners look for what there is when there is no package manager.
   const status = join(folder, "var/lib/dpkg/status.d", name);
   await mkdir(dirname(status), { recursive: true });
   await writeFile(status, run("dpkg-deb", ["--field", deb]));
+}
+
+/**
+ * @throws Error where either side of the pipe failed: of an archive that ends too early tar would unpack what there is
+ * @internal
+ */
+export function unpackArchive(deb: string, folder: string): void {
+  const pipe = 'set -o pipefail; dpkg-deb --fsys-tarfile "$1" | tar -x -p --keep-directory-symlink -C "$2"';
+  run("bash", ["-c", pipe, "bash", deb, folder]);
 }
 
 /** What the packages' scripts do of which anything here is used. */
@@ -113,7 +122,7 @@ function run(command: string, args: readonly string[]): Buffer {
     return execFileSync(command, args, { env, stdio: ["ignore", "pipe", "inherit"] });
   } catch (thrown) {
     if ((thrown as NodeJS.ErrnoException).code !== "ENOENT") throw thrown;
-    throw new Error(`not on the PATH: ${command}; apt-get install ${command === "mmdebstrap" ? command : "dpkg"}`, {
+    throw new Error(`not on the PATH: ${command}; apt-get install ${command === "dpkg-deb" ? "dpkg" : command}`, {
       cause: thrown,
     });
   }
