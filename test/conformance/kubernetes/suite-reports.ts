@@ -18,6 +18,8 @@ const DRIVER = {
     SupportedSizeRange: { Min: "16Mi" },
     SupportedFsType: { "": {}, ext4: {} },
     SupportedMountOption: { noatime: {} },
+    // None for snapshots: their stress takes them of volumes that pods have, and waits for them meanwhile.
+    StressTestOptions: { NumPods: 4, NumRestarts: 3 },
     Capabilities: {
       persistence: true,
       fsGroup: true,
