@@ -42,7 +42,9 @@ export class MachineAccess {
         "not_found",
         `previous terminated container "${name}" in machine "${state.id}" not found`,
       );
-    if (folder === undefined) {
+    // Its first instance has a folder before it is shown as running.
+    const { state: shown, last } = container.shown;
+    if (folder === undefined || (shown === "waiting" && last === undefined)) {
       const message = `container "${name}" in machine "${state.id}" is waiting to start: ${container.shown.reason}`;
       throw new ProviderError("conflict", message);
     }
