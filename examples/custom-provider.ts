@@ -27,6 +27,8 @@ import {
 } from "../src/provider/kit/index.ts";
 
 // No capabilities: one container, its logs, its restarts. Each that you add lets pods use more.
+/** What every command finds; the specification's own go first. */
+const ENVIRONMENT = { PATH: process.env["PATH"] ?? "/usr/bin:/bin", HOME: "/" };
 const info = { name: "example", version: "1", capabilities: [] };
 
 export function createProvider({ shell = "/bin/sh" }: { shell?: string }): Provider {
@@ -133,7 +135,7 @@ class ProcessMachine {
     const log = new OutputLog(systemClock);
     this.#logs.push(log);
     const child = (this.#child = spawn(program!, words, {
-      env: Object.fromEntries(env.map(({ name, value }) => [name, value])),
+      env: { ...ENVIRONMENT, ...Object.fromEntries(env.map(({ name, value }) => [name, value])) },
       cwd: working_dir,
       stdio: ["ignore", "pipe", "pipe"],
       detached: true, // a process group of its own, so that all of it can be stopped
