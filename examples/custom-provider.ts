@@ -26,9 +26,10 @@ import {
   type Provider,
 } from "../src/provider/kit/index.ts";
 
-// No capabilities: one container, its logs, its restarts. Each that you add lets pods use more.
 /** What every command finds; the specification's own go first. */
 const ENVIRONMENT = { PATH: process.env["PATH"] ?? "/usr/bin:/bin", HOME: "/" };
+
+// No capabilities: one container, its logs, its restarts. Each that you add lets pods use more.
 const info = { name: "example", version: "1", capabilities: [] };
 
 export function createProvider({ shell = "/bin/sh" }: { shell?: string }): Provider {
