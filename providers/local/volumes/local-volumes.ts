@@ -44,6 +44,12 @@ import { assertMountOptions, optionsOf } from "./mount-options.ts";
 const RETRY_MS = 5_000;
 const WATCH_MS = 30_000;
 
+interface OtherClaim {
+  readonly machine: string;
+  readonly sandbox: VolumeHolder["sandbox"];
+  readonly read_only: boolean;
+}
+
 export class LocalVolumes implements MachineVolumes {
   readonly #dir: string;
   readonly #book: VolumeBook;
@@ -53,6 +59,8 @@ export class LocalVolumes implements MachineVolumes {
   readonly #machines: () => Iterable<VolumeHolder>;
   /** Machines that have volumes attached, by their ids. */
   readonly #users = new Map<string, VolumeUser>();
+  /** The volumes that each of them has been given: its containers may run as soon as it has all. */
+  readonly #given = new Map<string, Set<string>>();
   #isFinishing = false;
 
   /**
@@ -127,9 +135,11 @@ export class LocalVolumes implements MachineVolumes {
         await this.#contents.attach(volume, {
           readOnly: read_only && others.every((other) => other.read_only),
           mountOptions: optionsOf(spec, id),
-          group: isRunning ? undefined : group,
+          // Who writes meanwhile could put a link to a file of this host in a file's place.
+          group: isRunning || others.some((other) => this.#mayWrite(id, other)) ? undefined : group,
           groupOnMismatchOnly: policy === "on_root_mismatch",
         });
+        this.#given.set(machine.id, (this.#given.get(machine.id) ?? new Set()).add(id));
       });
   }
 
@@ -139,13 +149,21 @@ export class LocalVolumes implements MachineVolumes {
         if (this.#others(id, machine.id).length === 0) await this.#contents.detach(id);
       });
     this.#users.delete(machine.id);
+    this.#given.delete(machine.id);
   }
 
   /** Claims of other machines that may use the volume now. */
-  #others(id: string, machine?: string) {
+  #others(id: string, own?: string): OtherClaim[] {
     return [...this.#machines()]
-      .filter((other) => other.sandbox !== "none" && other.machine.id !== machine)
-      .flatMap(({ claims = [] }) => claims.filter(({ volume }) => volume === id));
+      .filter(({ sandbox, machine }) => sandbox !== "none" && machine.id !== own)
+      .flatMap(({ machine, sandbox, claims = [] }) =>
+        claims.flatMap(({ volume, read_only }) => (volume === id ? [{ machine: machine.id, sandbox, read_only }] : [])),
+      );
+  }
+
+  /** Not one that is still being opened and waits for its turn: it finds what this one makes of the volume. */
+  #mayWrite(id: string, { machine, sandbox, read_only }: OtherClaim): boolean {
+    return !read_only && (sandbox === "open" || this.#given.get(machine)?.has(id) === true);
   }
 
   /**

@@ -6,8 +6,8 @@ import { findTool, run } from "../host/command.ts";
 const FOLDER_BITS = 0o2770;
 
 /**
- * The root last, so that one that was cut short is begun again. By tools that walk a tree from folder to folder: what a
- * container may change meanwhile leads them nowhere else.
+ * The root last, so that one that was cut short is begun again. Nothing else may write to the tree meanwhile: chmod(1)
+ * follows a link that has come to where a file was found.
  */
 export async function ownTree(
   root: string,

@@ -64,6 +64,42 @@ function setup(contents: Options["contents"] = (place) => new FolderVolumes(plac
   return { stateDir, open, holds, file: (id: string) => join(stateDir, "volumes", id, "volume.json") };
 }
 
+/** A volume of the machines `other`, which is as given, and `next`; `groups` are those that its files were to get. */
+async function sharedBy({ sandbox, read_only }: { sandbox: "open" | "opening"; read_only: boolean }) {
+  const groups: (number | undefined)[] = [];
+  const { stateDir } = setup();
+  const holder = (id: string, how: Pick<Holder, "sandbox">, readOnly: boolean): Holder => ({
+    machine: { id, state: "running", reachability: "ok" },
+    ...how,
+    claims: [{ name: "data", volume: "disk", read_only: readOnly }],
+  });
+  const holders = [holder("other", { sandbox }, read_only), holder("next", { sandbox: "opening" }, false)];
+  const volumes = new LocalVolumes({
+    stateDir,
+    clock: systemClock,
+    logger: silentLogger,
+    torn: new TornFiles(stateDir, silentLogger),
+    walks: new SharedPlaces(1),
+    machines: () => holders,
+    stop: () => undefined,
+    contents: (place) => {
+      const contents = new FolderVolumes(place);
+      contents.attach = (_record: unknown, { group }: { group?: number | undefined } = {}) => {
+        groups.push(group);
+        return Promise.resolve();
+      };
+      return contents;
+    },
+  });
+  await volumes.api.create("disk", { ...spec, class: "shared" }, options);
+  const attach = async (id: string) => {
+    const record = holders.find((each) => each.machine.id === id)!;
+    const user = { spec: { ...machine, security: { fs_group: 42 } }, record, notice: () => undefined };
+    await volumes.attach(user, options);
+  };
+  return { attach, groups };
+}
+
 test("the next backend finds a volume, what is on it, and for whom it is reserved", async () => {
   const { open } = setup();
   const first = open();
@@ -93,6 +129,23 @@ test("a machine has its volume until it is over and its sandbox is gone", async 
   holds("stopped", "none");
   expect(await stateOf()).toEqual([]);
   volumes.assertClaimable(machine);
+});
+
+test.each([
+  { name: "runs", sandbox: "open", read_only: false, wanted: undefined },
+  { name: "only reads", sandbox: "open", read_only: true, wanted: 42 },
+  { name: "is still being opened", sandbox: "opening", read_only: false, wanted: 42 },
+] as const)("a shared volume's files and a group, when another machine $name", async ({ wanted, ...other }) => {
+  const { attach, groups } = await sharedBy(other);
+  await attach("next");
+  expect(groups).toEqual([wanted]);
+});
+
+test("a shared volume's files are given a group by the first of two machines that are opened at once", async () => {
+  const { attach, groups } = await sharedBy({ sandbox: "opening", read_only: false });
+  await attach("other");
+  await attach("next");
+  expect(groups).toEqual([42, undefined]);
 });
 
 test("a volume whose record is torn is told of, given to nobody, and keeps what is on it", async () => {
