@@ -4,10 +4,9 @@
  * its shape.
  */
 import { createHash } from "node:crypto";
-import { LineCounter, parseDocument } from "yaml";
 import { controllerOf } from "../kube/pod.ts";
 import type { Pod } from "../kube/wire.ts";
-import { toError } from "../util/errors.ts";
+import { readYaml } from "./static-pod-yaml.ts";
 
 /** kubelet: pkg/kubelet/types (pod_update.go). */
 const SOURCE = "kubernetes.io/config.source";
@@ -55,22 +54,9 @@ export function mirrorPod({ metadata, spec }: StaticPod, node: { name: string; u
 /** @param at.path the file's path, which is part of what the pod is known by */
 export function readStaticPod(text: string, at: { file: string; path: string; nodeName: string }): StaticPodFile {
   const fault = (words: string): StaticPodFile => ({ kind: "fault", fault: words });
-  let parsed: unknown;
-  try {
-    const lines = new LineCounter();
-    // Without the lines themselves: they may hold what is to stay in the file.
-    const document = parseDocument(text, { lineCounter: lines, prettyErrors: false });
-    const [syntax] = document.errors;
-    if (syntax?.code === "MULTIPLE_DOCS") return fault("holds several documents; give each pod a file of its own");
-    if (syntax !== undefined) {
-      const { line, col } = lines.linePos(syntax.pos[0]);
-      return fault(`line ${line}, column ${col}: is no YAML: ${syntax.message}; correct it`);
-    }
-    parsed = document.toJS();
-  } catch (thrown) {
-    // An alias of nothing, or too many of them.
-    return fault(`is no YAML: ${toError(thrown).message}; correct it`);
-  }
+  const yaml = readYaml(text);
+  if (yaml.kind === "fault") return yaml;
+  const { value: parsed } = yaml;
   if (!isMapping(parsed))
     return fault("holds no pod; write one, with apiVersion, kind, metadata and spec, or remove it");
   const { apiVersion, kind, metadata, spec } = parsed;

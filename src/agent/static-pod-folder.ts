@@ -20,8 +20,8 @@ export type FolderLook =
 
 /** More pods than a node has room for. A larger folder is the wrong one. */
 const MAX_FILES = 500;
-/** The API server takes no larger objects. */
-const MAX_BYTES = 1_048_576;
+/** Larger than any pod that somebody writes, and small enough that no text of so many bytes holds up the node's lease. */
+const MAX_BYTES = 262_144;
 
 interface Known {
   signature: string;

@@ -84,12 +84,39 @@ describe("a pod", () => {
   });
 });
 
+describe("YAML means what it does to a kubelet", () => {
+  const read = (line: string) =>
+    (podOf(`apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec:\n  x: ${line}\n`).spec as { x: unknown }).x;
+  test.each([
+    ["an octal number", "0400", 256],
+    ["an octal number of YAML 1.2", "0o400", 256],
+    ["a boolean", "yes", true],
+    ["a time of day", "10:30", "10:30"],
+    ["a date", "2001-01-01", "2001-01-01"],
+    [
+      "a merged mapping",
+      "{base: &base {a: 1, b: 1}, made: {<<: *base, b: 2}}",
+      { base: { a: 1, b: 1 }, made: { a: 1, b: 2 } },
+    ],
+    ["text in quotes", '"0400"', "0400"],
+  ])("%s", (_, line, value) => {
+    expect(read(line)).toEqual(value);
+  });
+
+  test("whichever version the file names", () => {
+    expect(podOf(`%YAML 1.2\n---\n${text().replace("{", '{"x": 1, ')}`).name).toBe("web-burst-0");
+    const spec = "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec: {x: 0400}";
+    expect(podOf(`%YAML 1.2\n---\n${spec}`).spec).toMatchObject({ x: 256 });
+  });
+});
+
 describe("no pod is made of", () => {
   test.each([
     ["an empty file", "", "holds no pod"],
     ["a list", "[]", "holds no pod"],
     ["text that is no YAML", "a: [", "is no YAML"],
     ["an alias of nothing", "a: *b", "is no YAML"],
+    ["a key that is there twice", "a: {b: 1, b: 2}", "line 1, column 11: is no YAML: the mapping has this key twice"],
     ["two documents", "a: 1\n---\nb: 2", "holds several documents"],
     ["another kind", "apiVersion: apps/v1\nkind: Deployment", "apiVersion, kind: must be v1 and Pod"],
     ["a nameless pod", text({}, { name: "" }), "metadata.name: is required"],
@@ -106,9 +133,18 @@ describe("no pod is made of", () => {
     expect(faultOf(levels.join("\n"))).toContain("is no YAML");
   });
 
-  test("a file whose fault is beside a secret, with the secret in the words", () => {
-    expect(faultOf('password: "hunter2\nother: [')).not.toContain("hunter2");
+  test("very many keys, within the time of a lease", { timeout: 20_000 }, () => {
+    // Half a minute where each key is compared with each.
+    const keys = Array.from({ length: 30_000 }, (_, n) => `k${n}: 1`);
+    expect(faultOf(keys.join("\n"))).toContain("must be v1 and Pod");
   });
+
+  test.each(['password: "hunter2\nother: [', "password: *hunter2", "password: |hunter2", "password: !hunter2!a b"])(
+    "a file whose fault is beside a secret, with the secret in the words: %s",
+    (content) => {
+      expect(faultOf(content)).not.toContain("hunter2");
+    },
+  );
 
   const container = (extra: object) => ({ containers: [{ name: "m", image: "i", ...extra }] });
   const volume = (source: object) => ({ volumes: [{ name: "v", ...source }] });

@@ -137,8 +137,8 @@ test("what is no regular file is never opened", async () => {
 
 test("a file larger than any pod is not read", async () => {
   await write("a.yaml", "");
-  await truncate(join(path, "a.yaml"), 1_048_577);
-  expect(await second()).toEqual({ "a.yaml": expect.stringContaining("is larger than 1048576 bytes") });
+  await truncate(join(path, "a.yaml"), 262_145);
+  expect(await second()).toEqual({ "a.yaml": expect.stringContaining("is larger than 262144 bytes") });
 });
 
 test("a broken file is its own fault alone", async () => {
