@@ -69,6 +69,8 @@ export class StaticPods {
   /** By `namespace/name`: until when a pod that was made need not have been seen. */
   readonly #made = new Map<string, number>();
   readonly #setbacks = new Map<string, Setback>();
+  /** By UID: of pods that could not be removed, how often, and when that is tried again. */
+  readonly #unremoved = new Map<string, { count: number; until: number }>();
   /** What was told last, by file. */
   readonly #told = new Map<string, { fault: string; at: number }>();
 
@@ -89,7 +91,7 @@ export class StaticPods {
   }
 
   async #look(signal: AbortSignal): Promise<void> {
-    const { folder, pods, isLeaving } = this.#options;
+    const { folder, pods, isLeaving, clock } = this.#options;
     if (isLeaving()) return;
     const look: FolderLook = (await folder?.look()) ?? { kind: "listed", files: new Map() };
     if (look.kind === "unknown") {
@@ -99,6 +101,10 @@ export class StaticPods {
     this.#told.delete("");
     for (const known of [this.#told, this.#setbacks])
       for (const file of known.keys()) if (!look.files.has(file)) known.delete(file);
+    const there = new Set(pods.list().map(uidOf));
+    for (const uid of this.#unremoved.keys()) if (!there.has(uid)) this.#unremoved.delete(uid);
+    const now = clock.monotonic();
+    for (const [key, until] of this.#made) if (now >= until) this.#made.delete(key);
     const faults = new Map<string, string>();
     const wanted = wantedPods(look.files, faults);
     for (const pod of pods.list()) await this.#keepOrRemove(pod, look.files, wanted, signal);
@@ -120,7 +126,7 @@ export class StaticPods {
     wanted: ReadonlyMap<string, StaticPod>,
     signal: AbortSignal,
   ): Promise<void> {
-    const { nodeName, kube, logger } = this.#options;
+    const { nodeName, kube, clock, logger } = this.#options;
     const mirror = mirrorOf(pod, nodeName);
     if (mirror === undefined || isDeleting(pod)) return;
     const look = files.get(mirror.file);
@@ -129,6 +135,8 @@ export class StaticPods {
     if (why === undefined) return;
     const { namespace = "", name = "" } = pod.metadata ?? {};
     const uid = uidOf(pod);
+    const before = this.#unremoved.get(uid);
+    if (before !== undefined && clock.monotonic() < before.until) return;
     logger.info({ namespace, pod: name, uid, file: mirror.file, why }, "A static pod is removed");
     try {
       const body = { preconditions: { uid } };
@@ -137,6 +145,9 @@ export class StaticPods {
       // It is gone, or another one by now.
       if (saysNotFound(thrown, { resource: "pods", name }) || isConflict(thrown)) return;
       if (signal.aborted) return;
+      const count = (before?.count ?? -1) + 1;
+      const waitMs = doubledMs({ first: LOOK_MS, max: RETRY_MS.max }, count);
+      this.#unremoved.set(uid, { count, until: clock.monotonic() + waitMs });
       logger.warn({ namespace, pod: name, err: thrown }, "A static pod could not be removed and will be tried again");
     }
   }
@@ -151,11 +162,13 @@ export class StaticPods {
     if (wanted === undefined) return "another file has the same pod";
     if (wanted.name !== name || wanted.namespace !== namespace) return "its file has another pod now";
     if (wanted.hash !== hash) return "its file has changed";
-    // The file says what runs, not who may write pods.
-    if (generation > 1) return "somebody changed its specification";
-    if (pod.status?.phase !== "Failed" || pod.spec?.restartPolicy === "Never") return undefined;
-    // No controller of the cluster's makes another one.
+    const isChanged = generation > 1;
+    const hasFailed = pod.status?.phase === "Failed" && pod.spec?.restartPolicy !== "Never";
+    if (!isChanged && !hasFailed) return undefined;
+    // No controller of the cluster's makes another one; and what changed this one may change each that comes.
     if (this.#setbacks.get(file)?.uid !== uidOf(pod)) this.#failed(file, hash, uidOf(pod));
+    // The file says what runs, not who may write pods: it does not run on until the next one may be made.
+    if (isChanged) return "somebody changed its specification";
     return this.#mayTry(file, hash) ? "it has failed" : undefined;
   }
 

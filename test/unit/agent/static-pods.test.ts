@@ -162,12 +162,31 @@ test("a pod that somebody deleted comes back", async () => {
   expect(only().metadata.uid).not.toBe(uid);
 });
 
-test("a pod whose specification somebody changed is made again by its file", async () => {
+test("a pod whose specification is changed goes at once, and is made again by its file later and later", async () => {
   has({ "a.yaml": file("a") });
   await looks();
-  cluster.ask("PATCH", `${PODS}/a-burst-0`, { spec: { containers: [{ name: "main", image: "evil:1" }] } });
-  await looks(4);
+  for (const waitMs of [10_000, 20_000, 40_000]) {
+    cluster.ask("PATCH", `${PODS}/a-burst-0`, { spec: { containers: [{ name: "main", image: "evil:1" }] } });
+    await looks();
+    expect(images()).toEqual({});
+    await clock.advance(waitMs - 4 * LOOK_MS);
+    expect(images(), "too early").toEqual({});
+    await clock.advance(5 * LOOK_MS);
+    expect(images(), "too late").toEqual({ "a-burst-0": "a:1" });
+  }
+});
+
+test("a pod that cannot be removed is tried later and later, each for itself", async () => {
+  has({ "a.yaml": file("a"), "b.yaml": file("b") });
+  await looks();
+  refuse = ({ path }) => (path.endsWith("/a-burst-0") ? new Error("the webhook does not answer") : undefined);
+  has({});
+  await clock.advance(60_000);
   expect(images()).toEqual({ "a-burst-0": "a:1" });
+  expect(sent.filter((each) => each === "DELETE").length).toBeLessThanOrEqual(7);
+  refuse = undefined;
+  await clock.advance(64_000);
+  expect(pods()).toEqual([]);
 });
 
 test("while the folder is unknown nothing goes, and it is told once in five minutes", async () => {
