@@ -20,7 +20,7 @@ export type FolderLook =
 
 /** More pods than a node has room for. A larger folder is the wrong one. */
 const MAX_FILES = 500;
-/** Larger than any pod that somebody writes, and small enough that no text of so many bytes holds up the node's lease. */
+/** Larger than a pod that somebody writes, and so small that no text holds up the node's lease. */
 const MAX_BYTES = 262_144;
 
 interface Known {

@@ -6,7 +6,7 @@ import { LineCounter, type ParseOptions, type ScalarTag, type SchemaOptions, typ
 import { parseDocument, visit, type Document, type YAMLMap } from "yaml";
 import { toError } from "../util/errors.ts";
 
-export type YamlRead = { kind: "value"; value: unknown } | { kind: "fault"; fault: string };
+type YamlRead = { kind: "value"; value: unknown } | { kind: "fault"; fault: string };
 
 /** go-yaml knows it, YAML 1.1 does not. */
 const OCTAL: ScalarTag = {
