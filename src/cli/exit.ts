@@ -55,18 +55,23 @@ export function signalToStop(): AbortSignal {
 /** 128 and SIGPIPE's number: what shells show of programs whose reader has gone, as behind `| head`. */
 const READER_IS_GONE = 141;
 
-/** Ends the process when nobody reads its output any more: at once, or as SIGTERM does where that cleans up. */
+/**
+ * Ends the process when its output comes to nothing, because nobody reads it any more or there is no room for it: at
+ * once, or as SIGTERM does where that cleans up.
+ */
 export function endWithoutReader(): void {
   let isGone = false;
   process.stdout.on("error", (thrown: NodeJS.ErrnoException) => {
-    if (thrown.code !== "EPIPE") failWith(thrown);
     if (isGone) return;
     isGone = true;
+    const status = thrown.code === "EPIPE" ? READER_IS_GONE : 1;
+    // Whoever has gone needs no word; of a full disk nobody knows yet.
+    if (status === 1) console.error(`vmlet: its output cannot be written: ${thrown.message}`);
     // Whatever the command makes of being stopped.
     process.on("exit", () => {
-      process.exitCode = READER_IS_GONE;
+      process.exitCode = status;
     });
-    if (process.listenerCount("SIGTERM") === 0) process.exit(READER_IS_GONE);
+    if (process.listenerCount("SIGTERM") === 0) process.exit(status);
     process.emit("SIGTERM", "SIGTERM");
   });
 }

@@ -24,9 +24,13 @@ afterEach(async () => {
   await memory.close();
 });
 
-/** What `reader` leaves unread breaks the pipe. */
-function piped(words: readonly string[], reader: string): Promise<{ status: number; read: string; errors: string }> {
-  const script = `"$@" | ${reader}; echo "status \${PIPESTATUS[0]}"`;
+/** What `reader` leaves unread breaks the pipe. @param output where it is written to in place of the pipe */
+function piped(
+  words: readonly string[],
+  reader: string,
+  output?: string,
+): Promise<{ status: number; read: string; errors: string }> {
+  const script = `"$@" ${output === undefined ? "" : `>${output}`} | ${reader}; echo "status \${PIPESTATUS[0]}"`;
   return new Promise((resolve, reject) => {
     execFile("bash", ["-c", script, "bash", process.execPath, PROGRAM, ...words], (thrown, stdout, stderr) => {
       if (thrown !== null) return reject(thrown);
@@ -49,6 +53,14 @@ test("checks whose results are read no more end as by SIGPIPE, without a stack",
 
 test("checks whose results are read no more leave no machine behind", async () => {
   await piped(["conformance", url], "head -n 1");
+  expect(memory.machines.filter(({ state }) => state !== "deleted" && state !== "deleting")).toEqual([]);
+});
+
+test("checks whose results find no room end with 1, say so, and leave no machine behind", async () => {
+  const { status, errors } = await piped(["conformance", url], "cat >/dev/null", "/dev/full");
+  expect(errors).toMatch(/^vmlet: its output cannot be written: ENOSPC/m);
+  expect(errors).not.toMatch(/^ {4}at /m);
+  expect(status).toBe(1);
   expect(memory.machines.filter(({ state }) => state !== "deleted" && state !== "deleting")).toEqual([]);
 });
 
