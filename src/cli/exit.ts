@@ -65,7 +65,7 @@ export function endWithoutReader(): void {
     if (isGone) return;
     isGone = true;
     const status = thrown.code === "EPIPE" ? READER_IS_GONE : 1;
-    // Whoever has gone needs no word; of a full disk nobody knows yet.
+    // A reader that has gone needs no word; of a full disk nobody knows yet.
     if (status === 1) console.error(`vmlet: its output cannot be written: ${thrown.message}`);
     // Whatever the command makes of being stopped.
     process.on("exit", () => {
