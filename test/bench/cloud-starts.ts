@@ -6,6 +6,7 @@
  * program in it are those that this checkout makes.
  */
 import { writeFile } from "node:fs/promises";
+import { createConnection, createServer } from "node:net";
 import { join } from "node:path";
 import { parseArgs } from "node:util";
 import { IncusClient } from "../../providers/cloud/incus/client.ts";
@@ -18,7 +19,7 @@ import { startAgent } from "../e2e/harness/agent.ts";
 import { createClient, type Json } from "../e2e/harness/client.ts";
 import { createSandbox } from "../e2e/harness/processes.ts";
 import { must, waitFor } from "../e2e/harness/wait.ts";
-import { guestConfigFor, missingForIncus, relayTo, startIncus } from "../support/incus.ts";
+import { missingForIncus, startIncus } from "../support/incus.ts";
 import { busyboxImage, startRegistry } from "../support/registry.ts";
 
 const { values } = parseArgs({ options: { rounds: { type: "string", default: "10" } } });
@@ -35,10 +36,24 @@ const registry = await startRegistry();
 cleanups.defer(() => registry.stop());
 await registry.push("t/busybox:1", await busyboxImage());
 const port = Number(registry.host.split(":")[1]);
-const incus = await startIncus(sandbox, { guestConfig: (address) => guestConfigFor(`${address}:${port}`) });
+const guestConfig = (address: string) => `apiVersion: vmlet.dev/v1
+kind: BackendConfig
+listen: { socket: /run/vmlet/guest.sock }
+stateDir: /var/lib/vmlet
+engine:
+  type: cri
+  network: { cidr: 100.127.255.0/24 }
+  images: { insecureRegistries: ["${address}:${port}"] }
+`;
+const incus = await startIncus(sandbox, { guestConfig });
 cleanups.defer(() => incus.stop());
 // The registry listens on loopback only.
-const relay = await relayTo(incus.address, port);
+const relay = createServer((socket) => {
+  const target = createConnection(port, "127.0.0.1");
+  socket.pipe(target).pipe(socket);
+  for (const each of [socket, target]) each.on("error", () => each.destroy());
+});
+await new Promise<void>((resolve) => relay.listen(port, incus.address, resolve));
 cleanups.defer(() => void relay.close());
 const cluster = await startDevCluster({ clock: systemClock, logger: silentLogger });
 cleanups.defer(() => cluster.close());

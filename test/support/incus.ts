@@ -5,7 +5,6 @@
 import { execFileSync } from "node:child_process";
 import { existsSync } from "node:fs";
 import { mkdir, readFile } from "node:fs/promises";
-import { createConnection, createServer, type Server } from "node:net";
 import { join } from "node:path";
 import { buildGuestImage, imageProblems } from "../../src/cli/guest-image.ts";
 import { bringImage } from "../../providers/cloud/incus/images.ts";
@@ -218,26 +217,4 @@ async function unmountAll(folder: string): Promise<void> {
     const [, place = ""] = line.split(" ");
     if (place.startsWith(folder)) execFileSync("umount", ["-l", place]);
   }
-}
-
-/** Of guests that pull from a registry without TLS. @param registry host and port */
-export const guestConfigFor = (registry: string) => `apiVersion: vmlet.dev/v1
-kind: BackendConfig
-listen: { socket: /run/vmlet/guest.sock }
-stateDir: /var/lib/vmlet
-engine:
-  type: cri
-  network: { cidr: 100.127.255.0/24 }
-  images: { insecureRegistries: ["${registry}"] }
-`;
-
-/** Makes a port of loopback one of this address as well. */
-export async function relayTo(address: string, port: number): Promise<Server> {
-  const server = createServer((socket) => {
-    const target = createConnection(port, "127.0.0.1");
-    socket.pipe(target).pipe(socket);
-    for (const each of [socket, target]) each.on("error", () => each.destroy());
-  });
-  await new Promise<void>((resolve) => server.listen(port, address, resolve));
-  return server;
 }

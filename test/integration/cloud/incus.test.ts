@@ -1,6 +1,7 @@
 /** Pods on a real Incus: each is an instance of its own, made from the image that `vmlet cloud image` makes. */
 import { execFileSync } from "node:child_process";
 import { writeFile } from "node:fs/promises";
+import { createConnection, createServer, type Server } from "node:net";
 import { join } from "node:path";
 import { afterAll, afterEach, beforeAll, describe, expect, test } from "vitest";
 import { IncusCloud } from "../../../providers/cloud/incus/cloud.ts";
@@ -17,7 +18,7 @@ import { type Client, createClient, type Json } from "../../e2e/harness/client.t
 import { createKubectl, type Kubectl } from "../../e2e/harness/kubectl.ts";
 import { createSandbox, type Sandbox } from "../../e2e/harness/processes.ts";
 import { must, waitFor } from "../../e2e/harness/wait.ts";
-import { guestConfigFor, missingForIncus, relayTo, startIncus, type TestIncus } from "../../support/incus.ts";
+import { missingForIncus, startIncus, type TestIncus } from "../../support/incus.ts";
 import { leaveOut } from "../../support/left-out.ts";
 import { busyboxImage, missingForImages, startRegistry } from "../../support/registry.ts";
 
@@ -74,7 +75,7 @@ function pods(): void {
     cleanups.push(() => registry.stop());
     await registry.push("t/busybox:1", await busyboxImage());
     const port = Number(registry.host.split(":")[1]);
-    incus = await startIncus(sandbox, { guestConfig: (address) => guestConfigFor(`${address}:${port}`) });
+    incus = await startIncus(sandbox, { guestConfig: (address) => guestConfig(`${address}:${port}`) });
     cleanups.push(() => incus.stop());
     // The registry listens on loopback only.
     const relay = await relayTo(incus.address, port);
@@ -342,4 +343,24 @@ function pods(): void {
     await expect(store().get("m", { signal })).rejects.toMatchObject({ code: "not_found" });
     await client.close();
   });
+}
+
+const guestConfig = (registry: string) => `apiVersion: vmlet.dev/v1
+kind: BackendConfig
+listen: { socket: /run/vmlet/guest.sock }
+stateDir: /var/lib/vmlet
+engine:
+  type: cri
+  network: { cidr: 100.127.255.0/24 }
+  images: { insecureRegistries: ["${registry}"] }
+`;
+
+async function relayTo(address: string, port: number): Promise<Server> {
+  const server = createServer((socket) => {
+    const target = createConnection(port, "127.0.0.1");
+    socket.pipe(target).pipe(socket);
+    for (const each of [socket, target]) each.on("error", () => each.destroy());
+  });
+  await new Promise<void>((resolve) => server.listen(port, address, resolve));
+  return server;
 }
