@@ -52,8 +52,9 @@ export const EVENT_REASONS: Readonly<Record<string, EventReason>> = {
   },
   CannotWriteCSINode: {
     ...{ on: "Node", from: "agent" },
-    meaning: "The node's CSINode cannot be written, so pods with persistent volumes stay Pending.",
-    cure: "Grant the right; `vmlet check` names it.",
+    meaning:
+      "The node's CSINode cannot be written, so pods with persistent volumes stay Pending; or a CSI driver of the backend's host says what the Node contradicts, or may not be told.",
+    cure: "Grant the right; `vmlet check` names it. Of a driver: do what the message says, as with a kubelet.",
   },
   Created: { on: "Pod", from: "backend", meaning: "A container was made." },
   DNSConfigForming: {

@@ -212,6 +212,7 @@ export class HttpVmProvider implements Provider {
       if (isRecord(value)) {
         this.#dropInvalid(value, "conditions", "properties/conditions/items");
         this.#dropInvalid(value, "taints", "properties/taints/items");
+        this.#dropInvalid(value, "csi_drivers", "properties/csi_drivers/items");
         if (isRecord(value["allocatable"]))
           this.#dropInvalid(value["allocatable"], "extended", "properties/allocatable/properties/extended/items");
       }

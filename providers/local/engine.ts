@@ -59,6 +59,8 @@ export interface Engine {
   readonly reserved?: ReservedCapabilities | undefined;
   /** Its runtime knows the Container Device Interface. Absent: no. */
   readonly hasCdi?: boolean;
+  /** Its containers can be given what a CSI driver's node plugin mounts on this host. Absent: no. */
+  readonly hasCsi?: boolean;
   /** Images, when the engine has them (capability `images`). Without, `ContainerLaunch.image` is undefined. */
   readonly images?: ImageStore;
   /** Where volumes that outlive machines are (capability `volumes.persistent`). Absent: folders of this host. */

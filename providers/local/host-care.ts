@@ -41,8 +41,13 @@ interface HostCareOptions {
   supervisors: ReadonlyMap<string, Supervisor>;
   /** What the owner of the host says machines may use; else the engine says. */
   capacity?: ProviderCapacity | undefined;
-  /** The devices that plugins have. Absent: there are no plugins. */
-  devices?: { counts(): { name: string; total: number; healthy: number }[] } | undefined;
+  /** The devices that plugins have, and the CSI drivers among them. Absent: there are none. */
+  plugins?:
+    | {
+        devices: { counts(): { name: string; total: number; healthy: number }[] };
+        csi: { drivers(): NonNullable<ProviderCapacity["csi_drivers"]> };
+      }
+    | undefined;
   /** Absent: nothing is evicted. */
   eviction?: EvictionOptions | undefined;
   /** For tests. Default: this host's. */
@@ -117,8 +122,10 @@ export class HostCare {
    * what they take beyond what is counted as theirs. What the owner has said holds as it is.
    */
   async capacity(): Promise<ProviderCapacity | undefined> {
-    const capacity = await this.#ownCapacity();
-    const devices = this.#options.devices?.counts() ?? [];
+    const own = await this.#ownCapacity();
+    const devices = this.#options.plugins?.devices.counts() ?? [];
+    const drivers = this.#options.plugins?.csi.drivers() ?? [];
+    const capacity = own && { ...own, ...(drivers.length > 0 && { csi_drivers: drivers }) };
     if (capacity === undefined || devices.length === 0) return capacity;
     const { allocatable, total } = capacity;
     const others = ({ extended = [] }: ResourceAmounts = {}) =>

@@ -157,7 +157,7 @@ export class LocalProvider implements Provider {
     this.#lock = lock;
     this.#secrets = new SecretBudget(options.secrets?.maxBytes ?? Infinity);
     this.#plugins = options.plugins && new HostPlugins(options.plugins, { ...options, supervisors: this.#supervisors });
-    this.#care = new HostCare({ ...options, devices: this.#plugins?.devices, supervisors: this.#supervisors });
+    this.#care = new HostCare({ ...options, plugins: this.#plugins, supervisors: this.#supervisors });
     this.#capabilities = () => capabilitiesOf(options, this.#care);
     this.#volumes = volumesOf(options, this.#supervisors);
     if (this.#volumes !== undefined && options.persistentVolumes !== false) this.volumes = this.#volumes.api;

@@ -1,6 +1,7 @@
 /** Where the node's synthetic capacity comes from: the configuration, or the provider's own report. */
 import type { Provider, ProviderCapacity } from "../provider/provider.ts";
-import { isLabelValue, isQualifiedName } from "../resources/names.ts";
+import { DNS_1123, isLabelValue, isQualifiedName } from "../resources/names.ts";
+import { CSI_DRIVER } from "../provider/csi-names.ts";
 import { Backoff } from "../queue/backoff.ts";
 import { Quantity } from "../resources/quantity.ts";
 import type { Logger } from "../telemetry/logger.ts";
@@ -14,7 +15,11 @@ export interface NodeCapacity {
   total?: Readonly<Record<string, string>> | undefined;
   conditions: NonNullable<ProviderCapacity["conditions"]>;
   taints: NonNullable<ProviderCapacity["taints"]>;
+  /** CSI drivers of others whose node plugins run on the backend's host. Absent: it tells of none. */
+  csiDrivers?: readonly CsiDriverInfo[] | undefined;
 }
+
+export type CsiDriverInfo = NonNullable<ProviderCapacity["csi_drivers"]>[number];
 
 export interface CapacitySource {
   /** What is known now; undefined while nothing is. */
@@ -80,7 +85,17 @@ export function fromProvider(report: ProviderCapacity): NodeCapacity {
     },
     conditions: (report.conditions ?? []).filter(({ type }) => isQualifiedName(type)),
     taints: (report.taints ?? []).filter(({ key, value = "" }) => isQualifiedName(key) && isLabelValue(value)),
+    ...(report.csi_drivers && { csiDrivers: csiDrivers(report.csi_drivers) }),
   };
+}
+
+/** Each once, and none for which the API server would refuse the others' CSINode with it. */
+function csiDrivers(reported: readonly CsiDriverInfo[]): CsiDriverInfo[] {
+  const isDriver = ({ name, topology = {} }: CsiDriverInfo) =>
+    DNS_1123.test(name.toLowerCase()) &&
+    name !== CSI_DRIVER &&
+    Object.entries(topology).every(([key, value]) => isQualifiedName(key) && isLabelValue(value));
+  return [...new Map(reported.filter(isDriver).map((driver) => [driver.name, driver])).values()];
 }
 
 /**
@@ -98,17 +113,17 @@ export function withConditions(
       const capacity = fixed.current();
       const told = reported.current();
       if (capacity === undefined || told === undefined) return capacity;
-      const { conditions } = told;
-      if (!hasDevices()) return { ...capacity, conditions };
+      const { conditions, csiDrivers } = told;
+      const known = { ...capacity, conditions, ...(csiDrivers && { csiDrivers }) };
+      if (!hasDevices()) return known;
       const others = (list: Readonly<Record<string, string>> = {}) =>
         Object.fromEntries(
           Object.entries(list).filter(([name]) => name.includes("/") && !(name in capacity.resources)),
         );
       return {
-        ...capacity,
+        ...known,
         resources: { ...capacity.resources, ...others(told.resources) },
         total: { ...capacity.total, ...others(told.total) },
-        conditions,
       };
     },
   };

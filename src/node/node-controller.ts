@@ -17,7 +17,7 @@ import { untilAborted } from "../util/abort.ts";
 import type { Clock } from "../util/clock.ts";
 import { Pulse } from "../util/pulse.ts";
 import type { Random } from "../util/random.ts";
-import type { CapacitySource } from "./capacity.ts";
+import type { CapacitySource, NodeCapacity } from "./capacity.ts";
 import { CsiNodeWriter } from "./csi-node.ts";
 import { LEASE_DURATION_SECONDS, NodeLease } from "./lease.ts";
 import { NodeSpec } from "./node-spec.ts";
@@ -331,7 +331,7 @@ export class NodeController {
     for (const name of extendedNames(observation.capacity?.resources ?? {})) this.#reported.add(name);
     if (volumesInUse !== undefined) volumes?.told(volumesInUse);
     this.#announce(current, status);
-    await this.#csiNode.write(current, description, signal);
+    await this.#csiNode.write(current, description, csiDriversOf(observation.capacity), signal);
   }
 
   /**
@@ -445,6 +445,9 @@ export class NodeController {
     return { apiVersion: "v1", kind: "Node", name, uid: name };
   }
 }
+
+/** Undefined while the backend has not told what there is. */
+const csiDriversOf = (capacity: NodeCapacity | undefined) => capacity && (capacity.csiDrivers ?? []);
 
 const named = (release: string): string =>
   release.startsWith("backend ") ? `an agent with ${release}` : `release ${release}`;

@@ -420,6 +420,14 @@ export const MUTANTS: Record<string, Mutant> = {
     }),
   },
   "capacity/is-plausible": { provider: () => ({ getCapacity: async () => ({ allocatable: {} }) }) },
+  "capacity/tells-each-csi-driver-once": {
+    provider: (sound) => ({
+      getCapacity: async (options) => {
+        const csi_drivers = ["a", "b"].map((node_id) => ({ name: "csi.example.com", node_id }));
+        return { ...(await sound.getCapacity(options)), csi_drivers };
+      },
+    }),
+  },
   "logs/are-whole-and-in-order": loggingLines((line) => ({ ...line, stream: "stdout" })),
   "logs/times-have-nine-decimals": loggingLines((line) => ({ ...line, at: `${line.at.slice(0, 23)}Z` })),
   "logs/tail": logging(({ tail, ...options }) => ({ ...options, ...(options.follow === true && { tail }) })),

@@ -5,6 +5,8 @@ import type { PreparedClaims } from "../claims.ts";
 import type { HeldDevices } from "../devices.ts";
 import { TornFiles } from "../host/torn-files.ts";
 import { ClaimManager } from "./claim-manager.ts";
+import { CsiManager } from "./csi-manager.ts";
+import { connectCsiPlugin, type CsiPlugin } from "./csi-plugin.ts";
 import { DeviceManager } from "./device-manager.ts";
 import { connectDevicePlugin, type DevicePlugin } from "./device-plugin.ts";
 import { connectDraPlugin, type DraPlugin } from "./dra-plugin.ts";
@@ -19,8 +21,10 @@ export interface PluginOptions {
   connect?: ((socket: string) => DevicePlugin) | undefined;
   /** For tests. Default: by the plugin's socket. */
   connectDra?: ((socket: string) => DraPlugin) | undefined;
+  /** For tests. Default: by the plugin's socket. */
+  connectCsi?: ((socket: string) => CsiPlugin) | undefined;
   /** For tests: told of the managers. */
-  onReady?: ((devices: DeviceManager, claims: ClaimManager) => void) | undefined;
+  onReady?: ((devices: DeviceManager, claims: ClaimManager, csi: CsiManager) => void) | undefined;
 }
 
 /** What is to be known of a machine. */
@@ -40,19 +44,21 @@ interface Surroundings {
   stateDir: string;
   clock: Clock;
   logger: Logger;
-  engine: { readonly name: string; readonly hasCdi?: boolean | undefined };
+  engine: { readonly name: string; readonly hasCdi?: boolean | undefined; readonly hasCsi?: boolean | undefined };
   supervisors: ReadonlyMap<string, Machine>;
 }
 
 export class HostPlugins {
   readonly devices: DeviceManager;
   readonly claims: ClaimManager;
+  readonly csi: CsiManager;
   readonly #supervisors: ReadonlyMap<string, Machine>;
   readonly #door: PluginDoor | undefined;
   readonly #podResources: UnixServer | undefined;
 
   constructor(options: PluginOptions, surroundings: Surroundings) {
     const { directory, connect = connectDevicePlugin, connectDra = connectDraPlugin, onReady } = options;
+    const { connectCsi = connectCsiPlugin } = options;
     const { stateDir, clock, logger, engine, supervisors } = surroundings;
     this.#supervisors = supervisors;
     this.devices = new DeviceManager({
@@ -72,16 +78,19 @@ export class HostPlugins {
       connect: connectDra,
       holders: () => [...supervisors.values()].map(({ id, record: { prepared } }) => ({ id, prepared })),
     });
+    this.csi = new CsiManager({ logger, connect: connectCsi });
     if (directory !== undefined) {
       const claims = engine.hasCdi === true ? this.claims : undefined;
-      this.#door = new PluginDoor({ folder: pluginFolder(directory), devices: this.devices, claims, clock, logger });
+      const csi = engine.hasCsi === true ? this.csi : undefined;
+      const folder = pluginFolder(directory);
+      this.#door = new PluginDoor({ folder, devices: this.devices, claims, csi, clock, logger });
       this.#podResources = new UnixServer(
         join(directory, "pod-resources/kubelet.sock"),
         podResources({ clock, machines: () => supervisors.values(), allocatable: () => this.devices.allocatable() }),
         logger,
       );
     }
-    onReady?.(this.devices, this.claims);
+    onReady?.(this.devices, this.claims, this.csi);
   }
 
   /** @throws ConfigError when a kubelet, or another backend, is there already */
@@ -106,6 +115,7 @@ export class HostPlugins {
   async close(): Promise<void> {
     this.devices.close();
     this.claims.close();
+    this.csi.close();
     await this.#door?.close();
     await this.#podResources?.close();
   }

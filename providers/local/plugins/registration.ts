@@ -15,6 +15,7 @@ import { type Clock, type Logger, pause, toError } from "../../../src/provider/k
 import { makeFolder } from "../host/files.ts";
 import { type RegisterRequest, Registration } from "./api/device-plugin/api.gen.js";
 import { type PluginInfo, Registration as Registry } from "./api/registration/api.gen.js";
+import { assertCsiPlugin } from "./judge-csi.ts";
 import { API_VERSION, DRA_SERVICE, isDriverName, isExtendedResource } from "./judge.ts";
 import { UnixServer } from "./unix-server.ts";
 
@@ -57,11 +58,18 @@ interface DraPlugins {
   register(driver: string, socket: string): () => void;
 }
 
+/** Who takes node plugins of CSI drivers. `register` rejects with what the plugin is told. */
+interface CsiPlugins {
+  register(driver: string, socket: string): Promise<() => void>;
+}
+
 interface PluginDoorOptions {
   folder: PluginFolder;
   devices: DevicePlugins;
   /** Absent: the engine cannot give what drivers do. */
   claims?: DraPlugins | undefined;
+  /** Absent: the engine cannot give machines what drivers mount. */
+  csi?: CsiPlugins | undefined;
   clock: Clock;
   logger: Logger;
 }
@@ -194,7 +202,11 @@ export class PluginDoor {
 
   /** @throws Error that tells the plugin why it is not taken */
   async #take({ type, name, endpoint, supportedVersions }: PluginInfo): Promise<() => void> {
-    const { devices, claims } = this.#options;
+    const { devices, claims, csi } = this.#options;
+    if (type === "CSIPlugin" && csi !== undefined) {
+      assertCsiPlugin(name, endpoint, supportedVersions);
+      return await csi.register(name, endpoint);
+    }
     if (type === "DRAPlugin" && claims !== undefined) {
       if (!isDriverName(name)) throw new Error(`${JSON.stringify(name)} is no name of a DRA driver`);
       if (!supportedVersions.includes(DRA_SERVICE))

@@ -703,6 +703,19 @@ export interface components {
         /** @enum {string} */
         effect: "NoSchedule" | "PreferNoSchedule" | "NoExecute";
       }[];
+      /** @description CSI drivers of others whose node plugins run on the backend's host, each once: they become the node's CSINode, and their topology its labels. */
+      csi_drivers?: {
+        /** @description The driver's name. */
+        name: string;
+        /** @description By which the driver knows this host. */
+        node_id: string;
+        /** @description Where it is, in the driver's words. Absent: there is no such thing. */
+        topology?: {
+          [key: string]: string;
+        };
+        /** @description Most volumes of it that the host may have. Absent: no limit. */
+        max_volumes?: components["schemas"]["Count"];
+      }[];
     };
     ResourceAmounts: {
       /** @description Thousandths of a CPU. */
@@ -2554,4 +2567,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: b3600307442f40ccdf848fc1446fdde498b0762478cc18e17d00f7306e8c1073
+// sha256 of openapi.yaml: fdf5a65c260e5bca90d0b742c389c7d0ef004029d32c259288047b99c16083d9

@@ -107,6 +107,7 @@ export type { HttpTarget, ReplySchema } from "./http-target.ts";
 export { TokenBucket } from "../../queue/rate-limit.ts";
 export { SharedPlaces } from "../../queue/shared-places.ts";
 export { isSubset } from "../../resources/labels.ts";
+export { isLabelValue, isQualifiedName } from "../../resources/names.ts";
 export { Quantity } from "../../resources/quantity.ts";
 export { silentLogger, type Logger } from "../../telemetry/logger.ts";
 export { linkAbort, onAbort, pause, unlessAborted, untilAborted, type LinkedSignal } from "../../util/abort.ts";

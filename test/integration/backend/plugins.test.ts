@@ -21,6 +21,9 @@ import { PluginDoor, pluginFolder } from "../../../providers/local/plugins/regis
 import { TornFiles } from "../../../providers/local/host/torn-files.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
+import { CsiManager } from "../../../providers/local/plugins/csi-manager.ts";
+import { connectCsiPlugin } from "../../../providers/local/plugins/csi-plugin.ts";
+import { TestCsiDriver } from "../../support/csi-driver.ts";
 import { TestDriver } from "../../support/dra-driver.ts";
 import { GPU, registerPlugin, TestPlugin } from "../../support/device-plugin.ts";
 
@@ -29,6 +32,7 @@ const folder = pluginFolder(dir);
 const kubelet = join(folder.devicePlugins, "kubelet.sock");
 let manager: DeviceManager;
 let claims: ClaimManager;
+let csi: CsiManager;
 let door: PluginDoor;
 let plugins: TestPlugin[] = [];
 
@@ -51,13 +55,15 @@ async function open(): Promise<void> {
     engine: { name: "cri", hasCdi: true },
   });
   claims = new ClaimManager({ logger: silentLogger, holders: () => [], connect: connectDraPlugin });
-  door = new PluginDoor({ folder, devices: manager, claims, clock: systemClock, logger: silentLogger });
+  csi = new CsiManager({ logger: silentLogger, connect: connectCsiPlugin });
+  door = new PluginDoor({ folder, devices: manager, claims, csi, clock: systemClock, logger: silentLogger });
   await door.open();
 }
 
 async function close(): Promise<void> {
   manager.close();
   claims.close();
+  csi.close();
   await door.close();
 }
 
@@ -188,7 +194,7 @@ describe("a plugin in the registry", () => {
   });
 
   test.each([
-    [{ type: "CSIPlugin" }, 'there are no plugins of type "CSIPlugin" here'],
+    [{ type: "NetPlugin" }, 'there are no plugins of type "NetPlugin" here'],
     [{ supportedVersions: ["v2"] }, "manager version, v1beta1, is not among plugin supported versions [v2]"],
     [{ name: "memory" }, 'invalid name of device plugin socket: the ResourceName "memory" is invalid'],
   ])("is told why it is not taken: %o", async (info, error) => {
@@ -203,6 +209,69 @@ describe("a plugin in the registry", () => {
     silent.isSilent = true;
     await newPlugin().listen(join(folder.registry, "b.sock"));
     await isCounted(2);
+  });
+});
+
+describe("the node plugin of a CSI driver", () => {
+  const drivers: TestCsiDriver[] = [];
+  const newDriver = (more: Partial<TestCsiDriver["info"]> = {}): TestCsiDriver => {
+    const driver = new TestCsiDriver();
+    Object.assign(driver.info, more);
+    drivers.push(driver);
+    return driver;
+  };
+  const isTold = (expected: object[]) =>
+    vi.waitFor(() => expect(csi.drivers()).toMatchObject(expected), { timeout: 10_000 });
+
+  afterEach(() => {
+    for (const driver of drivers.splice(0)) driver.die();
+  });
+
+  test("is found in the registry, asked how it knows this host, and told that it is taken", async () => {
+    const driver = await newDriver().listen(join(folder.registry, "csi-reg.sock"));
+    await isTold([
+      { name: "csi.example.com", node_id: "host-1", topology: { "topology.example.com/rack": "r1" }, max_volumes: 8 },
+    ]);
+    await vi.waitFor(() => expect(driver.told).toEqual([{ pluginRegistered: true, error: "" }]));
+  });
+
+  test("is not told any more when its socket is gone, and again when it is back", async () => {
+    const first = await newDriver().listen(join(folder.registry, "csi-reg.sock"));
+    await isTold([{ node_id: "host-1" }]);
+    first.die();
+    rmSync(join(folder.registry, "csi-reg.sock"), { force: true });
+    await vi.waitFor(() => expect(csi.drivers()).toEqual([]), { timeout: 10_000 });
+    const next = newDriver();
+    next.nodeInfo = { ...next.nodeInfo, nodeId: "host-2" };
+    await next.listen(join(folder.registry, "csi-reg.sock"));
+    await isTold([{ node_id: "host-2" }]);
+  });
+
+  test.each([
+    [{ supportedVersions: ["0.3.0"] }, "None of the versions specified"],
+    [{ name: "volumes.vmlet.dev" }, "is a name of vmlet's own"],
+    [{ endpoint: "csi.sock" }, "the endpoint is no absolute path of a socket"],
+  ])("is told why it is not taken: %o", async (more, told) => {
+    const driver = await newDriver(more).listen(join(folder.registry, "csi-reg.sock"));
+    const refusal = { pluginRegistered: false, error: expect.stringContaining(told) };
+    await vi.waitFor(() => expect(driver.told).toEqual([refusal]), { timeout: 10_000 });
+  });
+
+  test("that says nothing of this host keeps no other from being taken", async () => {
+    const silent = newDriver({ name: "silent.example.com" });
+    silent.isSilent = true;
+    await silent.listen(join(folder.registry, "a-silent.sock"));
+    await newDriver().listen(join(folder.registry, "csi-reg.sock"));
+    await isTold([{ name: "csi.example.com" }]);
+  });
+
+  test("is told that nobody takes it where the engine gives machines no mounts of it", async () => {
+    await close();
+    door = new PluginDoor({ folder, devices: manager, clock: systemClock, logger: silentLogger });
+    await door.open();
+    const driver = await newDriver().listen(join(folder.registry, "csi-reg.sock"));
+    const error = 'there are no plugins of type "CSIPlugin" here';
+    await vi.waitFor(() => expect(driver.told).toEqual([{ pluginRegistered: false, error }]), { timeout: 10_000 });
   });
 });
 

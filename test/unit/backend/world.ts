@@ -20,6 +20,7 @@ import type {
 import type { EvictionOptions } from "../../../providers/local/host-care.ts";
 import type { Observations } from "../../../providers/local/pressure/thresholds.ts";
 import type { ClaimManager } from "../../../providers/local/plugins/claim-manager.ts";
+import type { CsiManager } from "../../../providers/local/plugins/csi-manager.ts";
 import type { DeviceManager } from "../../../providers/local/plugins/device-manager.ts";
 import type { PluginOptions } from "../../../providers/local/plugins/host-plugins.ts";
 import { LocalProvider } from "../../../providers/local/provider.ts";
@@ -112,6 +113,7 @@ export class World {
   plugins: PluginOptions | undefined;
   devices!: DeviceManager;
   claims!: ClaimManager;
+  csi!: CsiManager;
   /** When machines are evicted, and what their host has left. Default: never. */
   eviction: EvictionOptions | undefined;
   observed: Observations = new Map();
@@ -155,7 +157,7 @@ export class World {
       persistentVolumes: this.persistentVolumes,
       plugins: this.plugins && {
         ...this.plugins,
-        onReady: (devices, claims) => Object.assign(this, { devices, claims }),
+        onReady: (devices, claims, csi) => Object.assign(this, { devices, claims, csi }),
       },
       eviction: this.eviction,
       observe: () => Promise.resolve(this.observed),

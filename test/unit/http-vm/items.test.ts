@@ -366,21 +366,25 @@ describe("in the capacity,", () => {
   const condition = { type: "GpuHealthy", status: "True", reason: "Ok", message: "" };
   const taint = { key: "a/b", effect: "NoSchedule" };
 
-  test("a condition or taint that is not valid is left out", async () => {
+  const driver = { name: "csi.example.com", node_id: "host-1", topology: { rack: "r1" }, max_volumes: 8 };
+
+  test("a condition, taint or CSI driver that is not valid is left out", async () => {
     reply = (_request, response) =>
       void response.end(
         text({
           allocatable: { cpu_millis: 1000 },
           conditions: [condition, { ...condition, status: "Maybe" }, null],
           taints: [taint, { ...taint, effect: "NoWay" }],
+          csi_drivers: [driver, { ...driver, node_id: "" }, { ...driver, topology: { rack: 1 } }],
         }),
       );
     expect(await provider.getCapacity({ signal })).toEqual({
       allocatable: { cpu_millis: 1000 },
       conditions: [condition],
       taints: [taint],
+      csi_drivers: [driver],
     });
-    expect(invalid).toEqual(["schema", "schema", "schema"]);
+    expect(invalid).toEqual(["schema", "schema", "schema", "schema", "schema"]);
   });
 
   test("an amount that is not valid leaves nothing to believe", async () => {

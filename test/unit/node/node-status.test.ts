@@ -136,6 +136,24 @@ describe("capacity", () => {
     expect(created.status?.allocatable).toEqual(created.status?.capacity);
   });
 
+  test("tells of each CSI driver once, and of none that the API server would refuse, or that is vmlet's own", () => {
+    const driver = { name: "csi.example.com", node_id: "h1" };
+    const bad = [
+      { name: "Not a name", node_id: "h" },
+      { name: "volumes.vmlet.dev", node_id: "h" },
+      { name: "x.example.com", node_id: "h", topology: { "a b": "c" } },
+    ];
+    const last = { ...driver, node_id: "h2" };
+    expect(fromProvider({ allocatable: {}, csi_drivers: [driver, ...bad, last] }).csiDrivers).toEqual([last]);
+  });
+
+  test("of the configuration tells of the backend's CSI drivers all the same", () => {
+    const csiDrivers = [{ name: "csi.example.com", node_id: "h1" }];
+    const told = { current: () => fromProvider({ allocatable: {}, csi_drivers: csiDrivers }) };
+    for (const hasDevices of [true, false])
+      expect(withConditions(fixedCapacity(), told, () => hasDevices).current()?.csiDrivers).toEqual(csiDrivers);
+  });
+
   test("comes from the provider in Kubernetes' units", () => {
     const allocatable = {
       cpu_millis: 7500,

@@ -108,6 +108,7 @@ const CHECK_MS = 5_000;
 export class CriEngine implements Engine {
   readonly name = "cri";
   readonly hasCdi = true;
+  readonly hasCsi = true;
   readonly images: CriImages;
   readonly volumes = (place: VolumePlace): HostVolumes => new LoopVolumes(place);
   readonly keeper: RuntimeContainers;

@@ -433,4 +433,14 @@ export const CONTAINER_CHECKS: readonly Check[] = [
       );
     },
   },
+  {
+    name: "capacity/tells-each-csi-driver-once",
+    needs: ["capacity"],
+    why: "The node's CSINode has one entry for a driver: of two, attachers and the scheduler are told any.",
+    async run(context: CheckContext) {
+      const { csi_drivers = [] } = (await context.provider.getCapacity?.({ signal: context.signal })) ?? {};
+      const names = csi_drivers.map(({ name }) => name);
+      context.expect(new Set(names).size === names.length, "each driver once", `there are ${names.join(", ")}`);
+    },
+  },
 ];

@@ -1,0 +1,37 @@
+/** The node plugin of one CSI driver, by CSI v1 on its unix socket. Each call has a deadline. */
+import { connect } from "node:net";
+import { type CallOptions, type Client, createClient } from "@connectrpc/connect";
+import { createGrpcTransport, Http2SessionManager } from "@connectrpc/connect-node";
+import { Node, type NodeGetInfoResponse } from "../../../src/csi/api.gen.js";
+
+/** What fails rejects with what the plugin says. */
+export interface CsiPlugin {
+  /** How the driver knows this host. */
+  info(signal: AbortSignal): Promise<Pick<NodeGetInfoResponse, "nodeId" | "maxVolumesPerNode" | "accessibleTopology">>;
+  /** Ends all calls that are under way. */
+  close(): void;
+}
+
+/** kubelet: csiTimeout. */
+const CALL_MS = 120_000;
+const MAX_REPLY_BYTES = 64 * 1024;
+
+/** @param socket path of the plugin's unix socket */
+export function connectCsiPlugin(socket: string): CsiPlugin {
+  const closed = new AbortController();
+  const baseUrl = "http://localhost";
+  const sessionManager = new Http2SessionManager(baseUrl, {}, { createConnection: () => connect(socket) });
+  const transport = createGrpcTransport({ baseUrl, readMaxBytes: MAX_REPLY_BYTES, sessionManager });
+  const client: Client<typeof Node> = createClient(Node, transport);
+  const within = (signal: AbortSignal): CallOptions => ({
+    timeoutMs: CALL_MS,
+    signal: AbortSignal.any([closed.signal, signal]),
+  });
+  return {
+    info: async (signal) => await client.nodeGetInfo({}, within(signal)),
+    close() {
+      closed.abort(new Error("the plugin is not asked any more"));
+      sessionManager.abort();
+    },
+  };
+}
