@@ -1,6 +1,6 @@
 /**
  * devcluster: a small in-memory Kubernetes API server, for `vmlet dev` and the fast tests. It keeps the kinds that a
- * node agent, its pods and their controllers meet, answers as kube-apiserver 1.36 does (test/e2e/fidelity holds it to
+ * node agent, its pods and their controllers meet, answers as kube-apiserver 1.37 does (test/e2e/fidelity holds it to
  * that), binds pods to nodes, and runs the controllers of workloads, Services and nodes. Nothing outlives it.
  *
  * It has no kind, verb or column that neither a test nor `vmlet dev` needs, and is no part of the agent: only

@@ -163,17 +163,6 @@ function validateStatefulSet({ spec }: StoredObject): FieldCause[] {
   return [...causes, ...validateSelectorAndTemplate(withClaims(spec), "statefulset")];
 }
 
-/** What of a StatefulSet may change. */
-const STATEFUL_SET_FIELDS = [
-  "replicas",
-  "ordinals",
-  "template",
-  "updateStrategy",
-  "revisionHistoryLimit",
-  "persistentVolumeClaimRetentionPolicy",
-  "minReadySeconds",
-];
-
 const statefulSets = defineKind({
   group: "apps",
   kind: "StatefulSet",
@@ -209,27 +198,7 @@ const statefulSets = defineKind({
   },
   prepareCreate: firstGeneration({ replicas: 0, availableReplicas: 0 }),
   validate: validateStatefulSet,
-  update: {
-    prepare(next, old) {
-      keepStatus(next, old);
-      bumpGeneration(next, old);
-    },
-    validate(next, old) {
-      const rest = (spec: Json) =>
-        Object.fromEntries(Object.entries(spec).filter(([field]) => !STATEFUL_SET_FIELDS.includes(field)));
-      return [
-        ...validateStatefulSet(next),
-        ...(jsonEqual(rest(next.spec), rest(old.spec))
-          ? []
-          : [
-              forbiddenField(
-                "spec",
-                "updates to statefulset spec for fields other than 'replicas', 'ordinals', 'template', 'updateStrategy', 'revisionHistoryLimit', 'persistentVolumeClaimRetentionPolicy' and 'minReadySeconds' are forbidden",
-              ),
-            ]),
-      ];
-    },
-  },
+  update: specOnly(validateStatefulSet, ["selector", "volumeClaimTemplates", "serviceName", "podManagementPolicy"]),
   subresources: { status: statusOnly },
 });
 

@@ -8,7 +8,7 @@ import { USAGE_GROUP, USAGE_VERSION, usageKinds } from "./usage.ts";
 import { descriptionsOf } from "./descriptions.ts";
 
 /** The release whose behaviour and models this server follows. */
-export const KUBERNETES_VERSION = { major: "1", minor: "36", gitVersion: "v1.36.0-devcluster" };
+export const KUBERNETES_VERSION = { major: "1", minor: "37", gitVersion: "v1.37.0-devcluster" };
 
 export const versionInfo = {
   ...KUBERNETES_VERSION,

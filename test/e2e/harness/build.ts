@@ -6,7 +6,7 @@ import { runCommand } from "./exec.ts";
 import { wantedKubernetes, withControlPlaneModule } from "./other-kubernetes.ts";
 
 /** Of what is pinned: Kubernetes' own suite, its images, kube-proxy, and the control plane unless the environment names another. */
-export const kubernetesVersion = "1.36.3";
+export const kubernetesVersion = "1.37.1";
 
 export const controlPlaneModule = join(import.meta.dirname, "../controlplane");
 export const virtualKubeletModule = join(import.meta.dirname, "../virtual-kubelet");

@@ -198,6 +198,6 @@ describe("a devcluster over TLS", () => {
     expect(config.getCurrentCluster()?.server).toBe(cluster.url);
     expect(config.getCurrentUser()?.token).toBe(cluster.token);
     expect(parse(cluster.kubeConfigYaml)).toEqual(cluster.kubeconfig);
-    expect((await api.request("GET", "/version")).body.minor).toBe("36");
+    expect((await api.request("GET", "/version")).body.minor).toBe("37");
   });
 });

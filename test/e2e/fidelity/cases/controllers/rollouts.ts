@@ -280,7 +280,7 @@ export const rolloutCases: readonly FidelityCase[] = [
         code: 422,
         reason: "Invalid",
         message:
-          "StatefulSet.apps \"db\" is invalid: spec: Forbidden: updates to statefulset spec for fields other than 'replicas', 'ordinals', 'template', 'updateStrategy', 'revisionHistoryLimit', 'persistentVolumeClaimRetentionPolicy' and 'minReadySeconds' are forbidden",
+          'StatefulSet.apps "db" is invalid: spec.serviceName: Invalid value: "x": field is immutable',
       });
       const astray = await api.request(
         "POST",
