@@ -13,9 +13,9 @@ export const KUBERNETES_VERSION = { major: "1", minor: "37", gitVersion: "v1.37.
 export const versionInfo = {
   ...KUBERNETES_VERSION,
   emulationMajor: "1",
-  emulationMinor: "36",
+  emulationMinor: KUBERNETES_VERSION.minor,
   minCompatibilityMajor: "1",
-  minCompatibilityMinor: "35",
+  minCompatibilityMinor: "36",
   gitCommit: "",
   gitTreeState: "clean",
   buildDate: "1970-01-01T00:00:00Z",
