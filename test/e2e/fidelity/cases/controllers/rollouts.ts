@@ -279,8 +279,7 @@ export const rolloutCases: readonly FidelityCase[] = [
       expectStatus(renamed, {
         code: 422,
         reason: "Invalid",
-        message:
-          'StatefulSet.apps "db" is invalid: spec.serviceName: Invalid value: "x": field is immutable',
+        message: 'StatefulSet.apps "db" is invalid: spec.serviceName: Invalid value: "x": field is immutable',
       });
       const astray = await api.request(
         "POST",
