@@ -8,7 +8,13 @@ import { existsSync } from "node:fs";
 import { chmod, mkdir, mkdtemp, readFile, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { machineCidr, nodeNames, startEnvironment, type Environment } from "../conformance/kubernetes/environment.ts";
+import {
+  environmentPrograms,
+  machineCidr,
+  nodeNames,
+  startEnvironment,
+  type Environment,
+} from "../conformance/kubernetes/environment.ts";
 import { hostPrograms, programImage } from "../conformance/kubernetes/images.ts";
 import { hostAddress, hostAddresses, isInside, runInside, setUp } from "../conformance/kubernetes/namespaces.ts";
 import { busyboxImage } from "../support/registry.ts";
@@ -334,4 +340,5 @@ async function describeAll(kubectl: Kubectl): Promise<string> {
   return outputs.map(({ stdout, stderr }) => stdout + stderr).join("\n");
 }
 
-if (process.argv[1] === import.meta.filename) process.exitCode = isInside() ? await main() : await runInside();
+if (process.argv[1] === import.meta.filename)
+  process.exitCode = isInside() ? await main() : await runInside([...environmentPrograms, buildNodeExporter]);

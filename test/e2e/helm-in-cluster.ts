@@ -10,7 +10,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { assemble } from "../../helm/assemble.ts";
 import { findTool } from "../../providers/local/host/command.ts";
-import { startEnvironment, type Environment } from "../conformance/kubernetes/environment.ts";
+import { environmentPrograms, startEnvironment, type Environment } from "../conformance/kubernetes/environment.ts";
 import { hostAddress, isInside, runInside, setUp } from "../conformance/kubernetes/namespaces.ts";
 import { busyboxImage } from "../support/registry.ts";
 import { helmBinary } from "./harness/binaries.ts";
@@ -342,4 +342,6 @@ async function describeAll(kubectl: Kubectl): Promise<string> {
 }
 
 if (process.argv[1] === import.meta.filename)
-  process.exitCode = isInside() ? await main(process.argv[2]!) : await runInside();
+  process.exitCode = isInside()
+    ? await main(process.argv[2]!)
+    : await runInside([...environmentPrograms, ...(process.argv[2] === "process" ? [] : [backendUserland])]);

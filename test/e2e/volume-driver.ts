@@ -30,6 +30,9 @@ const SIDECARS: Record<string, () => Promise<string>> = {
   snapshotter: buildCsiSnapshotter,
 };
 
+/** What makes the programs beside the driver. */
+export const sidecarPrograms = [...Object.values(SIDECARS), buildSnapshotController] as const;
+
 export interface VolumeDriver {
   readonly chart: Installation;
   /** The sidecars' and the driver's ServiceAccount. */

@@ -5,15 +5,19 @@ import { join } from "node:path";
 import { machineHash } from "../../../providers/local/host/machine-hash.ts";
 import { unmountBelow } from "../../../providers/local/host/mounts.ts";
 import { startAgent, startBackend, type AgentProcess, type BackendProcess } from "../../e2e/harness/agent.ts";
-import { buildCoreDns, buildKubeProxy } from "../../e2e/harness/build.ts";
+import { buildControlPlane, buildCoreDns, buildKubeProxy } from "../../e2e/harness/build.ts";
 import type { Json } from "../../e2e/harness/client.ts";
 import { startCluster, type Cluster } from "../../e2e/harness/cluster.ts";
 import { must, waitFor } from "../../e2e/harness/wait.ts";
+import { missingForContainerd } from "../../support/containerd.ts";
 import { type ContainerEngine, engineOnThisHost } from "../../support/engines.ts";
 import { startRegistry, type TestRegistry } from "../../support/registry.ts";
 import { hostAddress, hostAddresses } from "./namespaces.ts";
 
 export const nodeNames = ["node-a", "node-b"] as const;
+
+/** What makes its programs, for `runInside`. */
+export const environmentPrograms = [buildControlPlane, buildKubeProxy, buildCoreDns, missingForContainerd] as const;
 
 export const machineCidr = "10.99.0.0/16";
 const dnsAddress = "10.96.0.10";

@@ -13,6 +13,7 @@ import { findTool } from "../../../providers/local/host/command.ts";
 import {
   buildAgnhost,
   buildEtcd,
+  buildKubernetesSuite,
   buildNonewprivs,
   buildSampleApiServer,
   kubernetesSource,
@@ -21,6 +22,16 @@ import { cacheKey, cached } from "../../e2e/harness/cache.ts";
 import { runCommand } from "../../e2e/harness/exec.ts";
 import { busyboxImage, type TarEntry, type TestImage, type TestRegistry } from "../../support/registry.ts";
 import { registryFiles } from "./registry-files.ts";
+
+/** What makes the suite and the programs of its images, for `runInside`. */
+export const suitePrograms = [
+  buildKubernetesSuite,
+  buildAgnhost,
+  buildEtcd,
+  buildNonewprivs,
+  buildSampleApiServer,
+  buildPause,
+] as const;
 
 const SOURCES = "registry.k8s.io";
 

@@ -25,9 +25,11 @@ export function isInside(): boolean {
 /**
  * Runs this very program again, inside. Bash is the first process, because it reaps the orphans.
  *
+ * @param made what the program will find in the cache: nothing can be fetched inside, not even to be built
  * @returns the exit code
  */
-export async function runInside(): Promise<number> {
+export async function runInside(made: readonly (() => Promise<unknown>)[]): Promise<number> {
+  for (const make of made) await make();
   const child = spawn(
     "unshare",
     [

@@ -20,8 +20,8 @@ import { parseArgs } from "node:util";
 import { stringify } from "yaml";
 import { kubernetesVersion } from "../../e2e/harness/build.ts";
 import { chosenEngine, parseEngine } from "../../support/engines.ts";
-import { hasHostAccess, startEnvironment } from "./environment.ts";
-import { pushImages, repositoryList } from "./images.ts";
+import { environmentPrograms, hasHostAccess, startEnvironment } from "./environment.ts";
+import { pushImages, repositoryList, suitePrograms } from "./images.ts";
 import { isInside, runInside, setUp } from "./namespaces.ts";
 import { complete, fromMarkdown, merge, resultsOf, toMarkdown, type Result } from "./report.ts";
 import { leftOut, isSerial, selectSpecs, specOf, suiteOf, wasRun, type GinkgoReport, type Spec } from "./specs.ts";
@@ -57,7 +57,7 @@ if (options.table) {
 } else if (isInside()) {
   process.exitCode = await main();
 } else {
-  process.exitCode = await runInside();
+  process.exitCode = await runInside([...environmentPrograms, ...suitePrograms]);
 }
 
 async function main(): Promise<number> {

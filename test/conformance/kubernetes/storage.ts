@@ -19,9 +19,9 @@ import PQueue from "p-queue";
 import { stringify } from "yaml";
 import { kubernetesVersion } from "../../e2e/harness/build.ts";
 import { runCommand } from "../../e2e/harness/exec.ts";
-import { startVolumeDriver } from "../../e2e/volume-driver.ts";
-import { nodeNames, startEnvironment } from "./environment.ts";
-import { pushImages, repositoryList } from "./images.ts";
+import { sidecarPrograms, startVolumeDriver } from "../../e2e/volume-driver.ts";
+import { environmentPrograms, nodeNames, startEnvironment } from "./environment.ts";
+import { pushImages, repositoryList, suitePrograms } from "./images.ts";
 import { isInside, runInside, setUp } from "./namespaces.ts";
 import { fromMarkdown, merge, resultsOf, withNotRun, type Result } from "./report.ts";
 import { isSerial, wasRun, type GinkgoReport, type Spec } from "./specs.ts";
@@ -56,7 +56,10 @@ if (options.table) {
 } else if (options.list) {
   const { specs } = await chosen(await mkdtemp(join(tmpdir(), "vmlet-storage-list-")));
   for (const spec of specs) console.log(`${spec.group}\t${spec.name}`);
-} else process.exitCode = isInside() ? await main() : await runInside();
+} else
+  process.exitCode = isInside()
+    ? await main()
+    : await runInside([...environmentPrograms, ...suitePrograms, ...sidecarPrograms]);
 
 async function main(): Promise<number> {
   const reportDir = await mkdtemp(join(tmpdir(), "vmlet-storage-"));

@@ -7,7 +7,7 @@
  */
 import { mkdir } from "node:fs/promises";
 import { join } from "node:path";
-import { startEnvironment } from "../../conformance/kubernetes/environment.ts";
+import { environmentPrograms, startEnvironment } from "../../conformance/kubernetes/environment.ts";
 import { isInside, runInside, setUp } from "../../conformance/kubernetes/namespaces.ts";
 import { busyboxImage } from "../../support/registry.ts";
 import { buildDraTestDriver, buildSampleDevicePlugin } from "../harness/build.ts";
@@ -63,4 +63,7 @@ async function main(): Promise<number> {
   return await runSteps(groups[group] ?? all, world, () => describeAll(kubectl));
 }
 
-if (process.argv[1] === import.meta.filename) process.exitCode = isInside() ? await main() : await runInside();
+if (process.argv[1] === import.meta.filename)
+  process.exitCode = isInside()
+    ? await main()
+    : await runInside([...environmentPrograms, buildSampleDevicePlugin, buildDraTestDriver]);
