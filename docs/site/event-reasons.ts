@@ -119,9 +119,9 @@ export const EVENT_REASONS: Readonly<Record<string, EventReason>> = {
     cure: "Look at the backend; the message is its own.",
   },
   FailedMount: {
-    ...{ on: "Pod", from: "agent" },
+    ...{ on: "Pod", from: "agent, backend" },
     meaning: "A volume, or what it refers to, is not there yet.",
-    cure: "Create the ConfigMap, Secret or claim that the message names.",
+    cure: "Create the ConfigMap, Secret or claim that the message names; of a CSI driver, look at its node plugin on the backend's host.",
   },
   FailedPostStartHook: {
     ...{ on: "Pod", from: "backend" },
@@ -152,6 +152,12 @@ export const EVENT_REASONS: Readonly<Record<string, EventReason>> = {
     ...{ on: "Pod", from: "agent" },
     meaning: "A Secret of `imagePullSecrets` is not there; the image is pulled without it.",
     cure: "Create the Secret, or take its name away.",
+  },
+  FailedUnmount: {
+    ...{ on: "Pod", from: "backend" },
+    meaning:
+      "A CSI driver does not take a volume of the pod back. After two minutes the pod goes all the same, and the driver is asked on.",
+    cure: "Look at the driver's node plugin on the backend's host, and at its log.",
   },
   FailedUnprepareDynamicResources: {
     ...{ on: "Pod", from: "backend" },
@@ -324,6 +330,12 @@ export const EVENT_REASONS: Readonly<Record<string, EventReason>> = {
     ...{ on: "Pod", from: "backend" },
     meaning: "A persistent volume of the pod is damaged; the message says how.",
     cure: "Bring its data to a new volume, from the last snapshot if it cannot be read.",
+  },
+  VolumeNotRepublished: {
+    ...{ on: "Pod", from: "agent" },
+    meaning:
+      "The driver of an inline CSI volume asks to be called again and again (requiresRepublish), and is called once.",
+    cure: "What the volume shows stays as it was at first: replace the pod when that has to change.",
   },
   ...Object.fromEntries(
     ["ConfigMap", "Secret"].flatMap((kind) => [

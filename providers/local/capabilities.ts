@@ -2,7 +2,11 @@
 import type { Capability } from "../../src/provider/kit/index.ts";
 
 interface Declared {
-  engine: { readonly capabilities: readonly Capability[]; readonly hasCdi?: boolean | undefined };
+  engine: {
+    readonly capabilities: readonly Capability[];
+    readonly hasCdi?: boolean | undefined;
+    readonly hasCsi?: boolean | undefined;
+  };
   /** Whether the host's owner offers volumes that outlive machines, where the engine has them. Default: yes. */
   persistentVolumes?: boolean | undefined;
   /** Absent: plugins of this host are not served. */
@@ -27,5 +31,6 @@ export function capabilitiesOf(
   if (plugins !== undefined) capabilities.add("devices");
   // What drivers give to a container, they give in the Container Device Interface alone.
   if (plugins !== undefined && engine.hasCdi === true) capabilities.add("resource_claims");
+  if (plugins !== undefined && engine.hasCsi === true) capabilities.add("volumes.csi");
   return [...capabilities];
 }

@@ -113,6 +113,8 @@ export interface MachineHome {
   readonly secretDir: string;
   /** Where what is on volumes is that outlive the machine. Absent: the engine has none. */
   readonly volumes?: Pick<MachineVolumes, "path" | "device" | "areBelow"> | undefined;
+  /** Where a CSI driver has mounted a volume of the machine. Absent, or undefined: there is none of this name. */
+  csiPath?(volume: string): string | undefined;
   /** A path short enough for a unix socket, the same for the same name each time. Removed after `destroy`. */
   socketPath(name: string): string;
 }

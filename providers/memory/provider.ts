@@ -361,6 +361,7 @@ export class MemoryProvider implements Provider {
     const devices = this.#chooseDevices(spec);
     // There are none here.
     const driver = spec.resource_claims?.find(({ drivers }) => drivers.length > 0)?.drivers[0];
+    const csi = spec.volumes?.find((volume) => volume.type === "csi")?.driver;
     const machine = new MemoryMachine(id, structuredClone(spec), fingerprint, {
       clock: this.#clock,
       stages: {
@@ -376,6 +377,7 @@ export class MemoryProvider implements Provider {
     });
     if (devices === undefined) machine.refuse("Allocate failed due to too few devices");
     else if (driver !== undefined) machine.hold(`DRA driver ${driver} is not registered`);
+    else if (csi !== undefined) machine.hold(`driver name ${csi} not found in the list of registered CSI drivers`);
     else machine.start();
     return this.#find(id);
   }

@@ -12,6 +12,7 @@ import { PodRenderer } from "../podspec/pod-renderer.ts";
 import { ExecCredentials } from "../podspec/references/credential-provider.ts";
 import { withoutSecrets } from "../podspec/references/pod-secrets.ts";
 import { PodClaims } from "../podspec/references/claims.ts";
+import { PodCsiVolumes } from "../podspec/references/csi-volumes.ts";
 import { DISK_PREFIX, PodDisks } from "../podspec/references/disks.ts";
 import { ReferenceCache } from "../podspec/references/references.ts";
 import { TokenManager } from "../podspec/references/tokens.ts";
@@ -67,6 +68,7 @@ export function createPods(options: NodeAgentOptions, acting: Kube, backend: Bac
   };
   const { volumesInUse, disks } = createDisks(options, acting, own, { changed, isLive });
   const claims = new PodClaims({ kube: acting, clock, random, onChange: changed });
+  const csi = new PodCsiVolumes({ kube: acting, tokens, clock, random, onChange: changed });
   const renderer = new PodRenderer({
     kube: acting,
     references,
@@ -74,6 +76,7 @@ export function createPods(options: NodeAgentOptions, acting: Kube, backend: Bac
     trustBundles,
     disks,
     claims,
+    csi,
     node: () => own.current,
     facts: () => nodeFacts(options, own),
     backend: () => backend.forPods(),
@@ -133,11 +136,7 @@ export function createPods(options: NodeAgentOptions, acting: Kube, backend: Bac
     disks,
     volumesInUse,
     close: () => {
-      references.close();
-      tokens.close();
-      trustBundles.close();
-      disks.close();
-      claims.close();
+      for (const part of [references, tokens, trustBundles, disks, claims, csi]) part.close();
       prober?.close();
       controller.close();
     },

@@ -80,7 +80,7 @@ export function nodePermissions(nodeName: string, needs: PermissionNeeds): Permi
     ),
   ];
   const permissions: Permission[] = [
-    ...(needs.mode === "direct" ? [CLAIMS, ...diskPermissions(nodeName)] : []),
+    ...(needs.mode === "direct" ? [CLAIMS, CSI_DRIVERS, ...diskPermissions(nodeName)] : []),
     core("create", "nodes", "the Node cannot be registered"),
     core("get", "nodes", "the Node's state cannot be read", { name: nodeName }),
     core("list", "nodes", "changes of the Node by others go unnoticed", ownNode),
@@ -143,6 +143,13 @@ const CLAIMS: Permission = {
   },
   exampleOf: "workloads",
   purpose: "pods with resource claims stay Pending",
+  optional: true,
+};
+
+/** For a backend whose host has node plugins of CSI drivers. */
+const CSI_DRIVERS: Permission = {
+  attributes: { verb: "get", group: "storage.k8s.io", resource: "csidrivers" },
+  purpose: "pods with inline volumes of CSI drivers stay Pending",
   optional: true,
 };
 

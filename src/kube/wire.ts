@@ -7,6 +7,7 @@ import type {
   V1ConfigMap,
   V1Container,
   V1ContainerStatus,
+  V1CSIDriver,
   V1CSINode,
   V1Lease,
   V1Node,
@@ -54,6 +55,7 @@ export type PersistentVolumeClaim = DeepReadonly<Wire<V1PersistentVolumeClaim>>;
 export type PersistentVolume = DeepReadonly<Wire<V1PersistentVolume>>;
 export type VolumeAttachment = DeepReadonly<Wire<V1VolumeAttachment>>;
 export type ResourceClaim = DeepReadonly<Wire<ResourceV1ResourceClaim>>;
+export type CsiDriver = DeepReadonly<Wire<V1CSIDriver>>;
 export type CsiNode = DeepReadonly<Wire<V1CSINode>>;
 
 /** Anything that the API server stores. */

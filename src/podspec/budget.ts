@@ -19,6 +19,8 @@ export const POD_LIMITS = {
   volumes: 1000,
   /** Volumes by claims: each is read for with three requests, again and again until it is there. */
   disks: 128,
+  /** Inline volumes of CSI drivers: each is read for, and asks for tokens. */
+  csiVolumes: 64,
   /** ResourceClaims of Dynamic Resource Allocation. */
   claims: 64,
   /** ConfigMaps and Secrets: each is read and watched. */

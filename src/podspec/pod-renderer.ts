@@ -26,6 +26,7 @@ import { containerResources } from "./render/machine-resources.ts";
 import type { Backend, NodeFacts, PodEvent, References, MachineChange, Rendered } from "./types.ts";
 import { PodSecrets, saysSomething } from "./references/pod-secrets.ts";
 import { credentialsVersion, registryAuth, wouldLoseCredentials } from "./references/pull-secrets.ts";
+import type { PodCsiVolumes } from "./references/csi-volumes.ts";
 import type { PodClaims } from "./references/claims.ts";
 import type { PodDisks } from "./references/disks.ts";
 import { podReferences, type ReferenceCache } from "./references/references.ts";
@@ -45,6 +46,7 @@ export interface PodRendererOptions {
   trustBundles: TrustBundles;
   disks: PodDisks;
   claims: PodClaims;
+  csi: PodCsiVolumes;
   /** This node as the API server has it; undefined until it is registered. */
   node: () => Node | undefined;
   facts: () => NodeFacts;
@@ -321,6 +323,7 @@ export class PodRenderer {
     this.#options.trustBundles.release(podUid);
     this.#options.disks.release(podUid);
     this.#options.claims.release(podUid);
+    this.#options.csi.release(podUid);
   }
 
   /** Undefined when the pod may run. */
@@ -426,14 +429,19 @@ export class PodRenderer {
     return this.#options.backend().capabilities.has("volumes.files");
   }
 
-  /** As `#read`, with the pod's persistent volumes and claims: a machine that is there has its own. */
+  /** As `#read`, with the pod's persistent volumes, claims and inline volumes: a machine that is there has its own. */
   async #readAll(pod: Pod, signal: AbortSignal): Promise<Read> {
     const disks = await this.#options.disks.read(pod, signal).catch(overBudget);
     if (typeof disks === "string") return { ok: false, problem: disks };
     const claims = await this.#options.claims.read(pod, signal).catch(overBudget);
     if (typeof claims === "string") return { ok: false, problem: claims };
     const read = await this.#read(pod, signal);
-    return read.ok ? { ...read, references: { ...read.references, disks, claims } } : read;
+    if (!read.ok) return read;
+    const csi = await this.#options.csi.read(pod, read.references, signal).catch(overBudget);
+    if (typeof csi === "string") return { ok: false, problem: csi };
+    const tokens = [...csi.values()].flatMap((each) => (each.kind === "found" ? each.tokens : []));
+    this.#secrets.learnTokens(pod, tokens);
+    return { ...read, references: { ...read.references, disks, claims, csi } };
   }
 
   /**

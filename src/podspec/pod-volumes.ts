@@ -18,6 +18,7 @@ export const SUPPORTED_VOLUME_KINDS = [
   "hostPath",
   "persistentVolumeClaim",
   "ephemeral",
+  "csi",
 ] as const;
 export type VolumeKind = (typeof SUPPORTED_VOLUME_KINDS)[number];
 

@@ -3,7 +3,7 @@
  * these; other modules read the objects, ask for the tokens and know the node.
  */
 import type { Capability } from "../provider/capabilities.ts";
-import type { MachinePatch, MachineSpec, ReservedCapabilities, RuntimeHandler } from "../provider/machine.ts";
+import type { MachinePatch, MachineSpec, ReservedCapabilities, RuntimeHandler, Volume } from "../provider/machine.ts";
 import type { VolumeClaim } from "../provider/volume.ts";
 import type { ConfigMap, Pod, Secret, Service } from "../kube/wire.ts";
 import type { ResourceList } from "../resources/pod-resources.ts";
@@ -18,6 +18,22 @@ export type Lookup<T> = { kind: "found"; object: T } | { kind: "absent" } | { ki
  */
 export type DiskLookup =
   | { kind: "found"; disk: Omit<VolumeClaim, "name"> }
+  | { kind: "waiting"; message?: string | undefined };
+
+type CsiVolume = Extract<Volume, { type: "csi" }>;
+
+/**
+ * An inline volume of a CSI driver, with all that the driver is told, and the tokens in it; `message` as of a
+ * DiskLookup.
+ */
+export type CsiLookup =
+  | {
+      kind: "found";
+      volume: Omit<CsiVolume, "name">;
+      tokens: readonly string[];
+      /** The driver wants to be asked to mount it again and again (CSIDriver.requiresRepublish), and is not. */
+      isStale: boolean;
+    }
   | { kind: "waiting"; message?: string | undefined };
 
 export type PodClaim = NonNullable<MachineSpec["resource_claims"]>[number];
@@ -39,6 +55,8 @@ export interface References {
   disks?: ReadonlyMap<string, DiskLookup> | undefined;
   /** As `disks`. */
   claims?: ClaimsLookup | undefined;
+  /** Inline volumes of CSI drivers, as `disks`. */
+  csi?: ReadonlyMap<string, CsiLookup> | undefined;
 }
 
 export interface DnsSettings {

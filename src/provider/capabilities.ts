@@ -36,6 +36,7 @@ export const CAPABILITIES = {
   "volumes.clone": "a persistent volume that begins as a copy of another",
   "volumes.force_release": "a persistent volume taken from its machines, which are stopped for it",
   "volumes.host": "a path of the backend's host",
+  "volumes.csi": "volumes that CSI drivers of the backend's host mount for one machine",
   mount_propagation: "what is mounted in a volume later is seen there, in either direction",
   patch_files: "files replaced in a running machine",
   // changes to a running machine

@@ -10,14 +10,18 @@ export function specFingerprint(spec: object): string {
 }
 
 /**
- * Identity of a spec for idempotent creation. Credentials and file contents are left out: a repeated create may carry
- * newer tokens, and the caller sees from `file_versions` which files are in place.
+ * Identity of a spec for idempotent creation. Credentials, file contents and what CSI drivers are told in secret are
+ * left out: a repeated create may carry newer tokens, and the caller sees from `file_versions` which files are in
+ * place.
  */
 export function specIdentity(spec: MachineSpec): string {
   const { registry_auth: _auth, registry_auth_version: _version, volumes, ...rest } = spec;
-  const shapes = volumes?.map((volume) =>
-    volume.type === "files" ? { name: volume.name, type: volume.type } : volume,
-  );
+  const shapes = volumes?.map((volume) => {
+    if (volume.type === "files") return { name: volume.name, type: volume.type };
+    if (volume.type !== "csi") return volume;
+    const { secrets: _secrets, secret_attributes: _too, ...shape } = volume;
+    return shape;
+  });
   return specFingerprint({ ...rest, volumes: shapes });
 }
 

@@ -121,6 +121,9 @@ function volumeNeeds(volume: Volume, field: string, need: Need): void {
     case "persistent":
       need("volumes.persistent", field);
       return;
+    case "csi":
+      need("volumes.csi", field);
+      return;
     case "host":
       need("volumes.host", field);
   }

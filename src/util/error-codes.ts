@@ -32,6 +32,10 @@ export const ERROR_CODES: Readonly<Record<string, CodeMeaning>> = {
     meaning: "A machine's ResourceClaims are not ready: a driver's plugin is away, or says why not.",
     cure: "As for a kubelet's FailedPrepareDynamicResources: look at the driver's plugin on the backend's host, and at its log.",
   },
+  CSI_VOLUME: {
+    meaning: "A machine's volume is not mounted: its CSI driver is away, or says why not.",
+    cure: "As for a kubelet's FailedMount: look at the driver's node plugin on the backend's host, and at its log.",
+  },
   CONFORMANCE: {
     meaning: "A backend breaks a rule of the Machine API: `vmlet conformance` expected one thing and another came.",
     cure: "Change the backend; the rule stands in the contract beside the operation that the check names.",

@@ -26,7 +26,13 @@ import { MUTANTS } from "./mutants.ts";
 const TOKEN = "conformance-token";
 const ECHO = { command: ["sleep", "3600"], port: 7777 };
 /** Also what the provider can do of restart rules, though not all of them. */
-const CAPABILITIES: readonly Capability[] = [...MEMORY_CAPABILITIES, "restart_rules", "devices", "resource_claims"];
+const CAPABILITIES: readonly Capability[] = [
+  ...MEMORY_CAPABILITIES,
+  "restart_rules",
+  "devices",
+  "resource_claims",
+  "volumes.csi",
+];
 const CAPACITY = {
   allocatable: {
     ...{ cpu_millis: 1_000_000, memory_bytes: 4 * 2 ** 40, ephemeral_bytes: 16 * 2 ** 40, pods: 10_000 },

@@ -108,6 +108,12 @@ const withOneDevice = (machine: Machine): Machine => ({
 
 export const MORE_MUTANTS: Record<string, Mutant> = {
   "claims/wait-for-their-driver": creating(({ resource_claims: _claims, ...spec }) => spec),
+  "volumes/wait-for-their-csi-driver": creating((spec) => ({
+    ...spec,
+    volumes: (spec.volumes ?? []).map((each) =>
+      each.type === "csi" ? { name: each.name, type: "empty_dir" as const, medium: "disk" as const } : each,
+    ),
+  })),
   "disruption/is-told-while-the-machine-runs": {
     provider: (sound) => ({
       getPods: async (options) => {

@@ -1,12 +1,17 @@
 /**
- * The node plugin of a CSI driver for tests, of its own gRPC server: it says what it was asked, and does it by symbolic
- * means (a folder with a file of what it was told) or, in a bad-mannered mode, not at all.
+ * The node plugin of a CSI driver for tests, of its own gRPC server: it says what it was asked, mounts a tmpfs with what
+ * it was told in it, and takes it away again; or has bad manners.
  */
 import { once } from "node:events";
+import { mkdirSync, rmdirSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
 import { createServer, type Http2Server, type ServerHttp2Session } from "node:http2";
 import { connectNodeAdapter } from "@connectrpc/connect-node";
+import { Code, ConnectError } from "@connectrpc/connect";
+import { mountPoints, mountTmpfs } from "../../providers/local/host/mounts.ts";
 import { Registration as Registry } from "../../providers/local/plugins/api/registration/api.gen.js";
-import { Node } from "../../src/csi/api.gen.js";
+import { Node, type NodePublishVolumeRequest, NodeServiceCapability_RPC_Type as Rpc } from "../../src/csi/api.gen.js";
+import { runCommand } from "../e2e/harness/exec.ts";
 
 export class TestCsiDriver {
   readonly told: { pluginRegistered: boolean; error: string }[] = [];
@@ -16,20 +21,44 @@ export class TestCsiDriver {
     maxVolumesPerNode: 8n,
     accessibleTopology: { segments: { "topology.example.com/rack": "r1" } as Record<string, string> },
   };
-  /** It never answers. */
+  /** It never says how it knows this host. */
   isSilent = false;
+  /** It never answers when it is to mount or to take back. */
+  isHanging = false;
+  /** What it refuses to do, with the words. */
+  readonly refuses = new Map<"publish" | "unpublish", string>();
+  /** It says that it has mounted, and has not. */
+  isLying = false;
+  capabilities: Rpc[] = [];
+  /** What it was asked, in order: `publish ID`, `unpublish ID`. */
+  readonly asked: string[] = [];
+  readonly published = new Map<string, NodePublishVolumeRequest>();
   readonly #sessions = new Set<ServerHttp2Session>();
   readonly #server: Http2Server;
 
   constructor() {
-    const answer = async <T>(reply: T): Promise<T> =>
-      this.isSilent ? await new Promise<never>(() => {}) : await Promise.resolve(reply);
     this.#server = createServer(
       connectNodeAdapter({
         connect: false,
         grpcWeb: false,
         routes: (router) => {
-          router.service(Node, { nodeGetInfo: () => answer(this.nodeInfo) });
+          router.service(Node, {
+            nodeGetInfo: async () => (this.isSilent ? await new Promise<never>(() => {}) : this.nodeInfo),
+            nodeGetCapabilities: () => ({
+              capabilities: this.capabilities.map((type) => ({ type: { case: "rpc" as const, value: { type } } })),
+            }),
+            nodePublishVolume: async (request) => {
+              await this.#ask("publish", request.volumeId);
+              await this.#publish(request);
+              return {};
+            },
+            nodeUnpublishVolume: async ({ volumeId, targetPath }) => {
+              await this.#ask("unpublish", volumeId);
+              await unmount(targetPath);
+              this.published.delete(volumeId);
+              return {};
+            },
+          });
           router.service(Registry, {
             getInfo: () => this.info,
             notifyRegistrationStatus: ({ pluginRegistered, error }) => {
@@ -43,6 +72,23 @@ export class TestCsiDriver {
     this.#server.on("session", (session) => this.#sessions.add(session));
   }
 
+  async #ask(what: "publish" | "unpublish", id: string): Promise<void> {
+    this.asked.push(`${what} ${id}`);
+    if (this.isHanging) await new Promise<never>(() => {});
+    const refusal = this.refuses.get(what);
+    if (refusal !== undefined) throw new ConnectError(refusal, Code.Internal);
+  }
+
+  async #publish(request: NodePublishVolumeRequest): Promise<void> {
+    const { targetPath: target, volumeId, volumeContext, secrets } = request;
+    if (!this.isLying) {
+      mkdirSync(target, { recursive: true });
+      if (!(await isMounted(target))) await mountTmpfs(target, { sizeBytes: 1024 * 1024, mode: "0755" });
+      writeFileSync(join(target, "told.json"), JSON.stringify({ volumeContext, secrets }));
+    }
+    this.published.set(volumeId, request);
+  }
+
   async listen(path: string): Promise<this> {
     this.#server.listen(path);
     await once(this.#server, "listening");
@@ -53,5 +99,16 @@ export class TestCsiDriver {
   die(): void {
     for (const session of this.#sessions) session.destroy();
     this.#server.close();
+  }
+}
+
+const isMounted = async (target: string): Promise<boolean> => (await mountPoints()).some(({ path }) => path === target);
+
+async function unmount(target: string): Promise<void> {
+  if (await isMounted(target)) await runCommand("umount", [target]);
+  try {
+    rmdirSync(target);
+  } catch (thrown) {
+    if ((thrown as NodeJS.ErrnoException).code !== "ENOENT") throw thrown;
   }
 }

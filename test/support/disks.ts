@@ -1,6 +1,7 @@
 /** Persistent volumes and claims of pods in tests that are about something else: read from the same API server, always told of. */
 import type { Kube } from "../../src/kube/kube.ts";
 import { PodClaims } from "../../src/podspec/references/claims.ts";
+import { PodCsiVolumes } from "../../src/podspec/references/csi-volumes.ts";
 import { PodDisks } from "../../src/podspec/references/disks.ts";
 import type { Clock } from "../../src/util/clock.ts";
 
@@ -23,4 +24,10 @@ export function disksFrom(parts: { kube: Kube; clock: Clock; onChange?: (podUid:
 /** The same for claims. */
 export function claimsFrom(parts: { kube: Kube; clock: Clock; onChange?: (podUid: string) => void }): PodClaims {
   return new PodClaims({ onChange: () => undefined, ...parts, random: () => 0 });
+}
+
+/** And for inline volumes of CSI drivers, which get no tokens. */
+export function csiFrom(parts: { kube: Kube; clock: Clock; onChange?: (podUid: string) => void }): PodCsiVolumes {
+  const tokens = { issueOne: () => Promise.reject(new Error("no tokens are issued here")) };
+  return new PodCsiVolumes({ onChange: () => undefined, tokens, ...parts, random: () => 0 });
 }

@@ -73,6 +73,7 @@ const PODSPEC: Record<string, readonly string[]> = {
 const BACKEND: Record<string, readonly string[]> = {
   "devices.ts": [],
   "claims.ts": [],
+  "csi-volumes.ts": [],
   "volume-contents.ts": [],
   "engine.ts": ["devices.ts", "volume-contents.ts"],
   host: [],
@@ -82,8 +83,8 @@ const BACKEND: Record<string, readonly string[]> = {
   bundle: ["devices.ts", "engine.ts", "host"],
   pressure: [],
   volumes: ["volume-contents.ts", "engine.ts", "host", "bundle"],
-  machine: ["claims.ts", "devices.ts", "volume-contents.ts", "engine.ts", "host", "shim", "pressure"],
-  plugins: ["claims.ts", "devices.ts", "host"],
+  machine: ["claims.ts", "csi-volumes.ts", "devices.ts", "volume-contents.ts", "engine.ts", "host", "shim", "pressure"],
+  plugins: ["claims.ts", "csi-volumes.ts", "devices.ts", "host", "volumes"],
   engines: ["devices.ts", "volume-contents.ts", "engine.ts", "host", "shim", "images", "network", "bundle", "volumes"],
 };
 

@@ -14,7 +14,7 @@ import { hostPath } from "./host-access.ts";
 import { writeFilesVolume } from "./volume-files.ts";
 import { openInRoot } from "./root-path.ts";
 
-type Home = Pick<MachineHome, "dir" | "secretDir" | "spec" | "volumes">;
+type Home = Pick<MachineHome, "dir" | "secretDir" | "spec" | "volumes" | "csiPath">;
 
 /** Makes the empty ones. Those on disk that an earlier sandbox has left are the containers' as they left them. */
 export async function makeVolumes({ dir, spec }: Pick<Home, "dir" | "spec">): Promise<void> {
@@ -46,9 +46,17 @@ function volumeDir(home: Home, volume: Volume): string {
   const { dir, secretDir } = home;
   const { type, name } = volume;
   if (volume.type === "persistent") return home.volumes!.path(volume.volume);
+  if (volume.type === "csi") return mountedBy(home, volume);
   const onDisk = join(dir, "volumes", name);
   // Containers have the folder of an earlier version mounted.
   return type === "files" && !existsSync(onDisk) ? join(secretDir, "files", name) : onDisk;
+}
+
+/** @throws ContainerError when nobody has mounted it */
+function mountedBy(home: Home, { name, driver }: Extract<Volume, { type: "csi" }>): string {
+  const path = home.csiPath?.(name);
+  if (path !== undefined) return path;
+  throw new ContainerError("CreateContainerConfigError", `volume ${name}: CSI driver ${driver} has not mounted it`);
 }
 
 /**
@@ -73,8 +81,8 @@ export async function volumeSource(
   const source = volume.type === "image" ? image : volume.type === "host" ? hostPath(volume) : volumeDir(home, volume);
   if (source === undefined)
     throw new ContainerError("ImageVolumeMountFailed", `volume ${volume.name}: its image is not there`);
-  const isPersistent = volume.type === "persistent" && volume.read_only !== true;
-  const isOwn = volume.type === "empty_dir" || volume.type === "host" || isPersistent;
+  const isWritable = (volume.type === "persistent" || volume.type === "csi") && volume.read_only !== true;
+  const isOwn = volume.type === "empty_dir" || volume.type === "host" || isWritable;
   const writable = isOwn && mount.read_only !== true;
   const propagation = mount.propagation ?? (await ownPropagation(home, volume));
   if (mount.sub_path === undefined || mount.sub_path === "") return { source, writable, propagation };

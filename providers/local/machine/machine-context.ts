@@ -1,6 +1,7 @@
 /** What the parts of one machine's supervisor share. */
 import type { Clock, Logger, SharedPlaces } from "../../../src/provider/kit/index.ts";
 import type { ClaimSource } from "../claims.ts";
+import type { CsiSource } from "../csi-volumes.ts";
 import type { DeviceSource } from "../devices.ts";
 import type { Engine, MachineHome, Sandbox } from "../engine.ts";
 import type { Shims } from "../engine.ts";
@@ -17,6 +18,7 @@ export interface MachineContext {
   /** Absent: there are no plugins. */
   readonly devices: DeviceSource | undefined;
   readonly claims: ClaimSource | undefined;
+  readonly csi: CsiSource | undefined;
   readonly clock: Clock;
   readonly logger: Logger;
   /** Bounds how many machines and containers start at once, and shares that out among tenants. */

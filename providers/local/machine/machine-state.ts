@@ -24,6 +24,7 @@ import {
 import { KILLED_EXIT, type SandboxHealth, type SandboxLoss } from "../engine.ts";
 import { type ContainerHolder, ContainerStatus, MAX_MESSAGE_CHARS } from "./container-status.ts";
 import { MachineClaims } from "./machine-claims.ts";
+import { MachineCsi } from "./machine-csi.ts";
 import { MachineDevices } from "./machine-devices.ts";
 import { MACHINE_LOST, newContainerRecord, newContainerState, type Ending, type MachineRecord } from "./record.ts";
 import type { MachineStore } from "./machine-store.ts";
@@ -48,6 +49,7 @@ export class MachineState implements ContainerHolder {
   readonly changed = new Pulse();
   readonly devices: MachineDevices;
   readonly claims: MachineClaims;
+  readonly csi: MachineCsi;
   readonly #store: MachineStore;
   readonly #clock: Clock;
   readonly #logger: Logger;
@@ -67,6 +69,7 @@ export class MachineState implements ContainerHolder {
     this.#record = record;
     this.devices = new MachineDevices(this, record);
     this.claims = new MachineClaims(this, record);
+    this.csi = new MachineCsi(this, record);
     this.#store = options.store;
     this.#clock = options.clock;
     this.#logger = options.logger;

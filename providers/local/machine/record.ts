@@ -12,6 +12,7 @@ import {
   volumeClaims,
 } from "../../../src/provider/kit/index.ts";
 import { askedClaims, type PreparedClaims } from "../claims.ts";
+import { askedVolumes, type PublishedVolumes } from "../csi-volumes.ts";
 import type { HeldDevices } from "../devices.ts";
 import type { PreparedImage } from "../engine.ts";
 
@@ -31,6 +32,8 @@ export interface MachineRecord {
   devices?: HeldDevices | "lost";
   /** The ResourceClaims that drivers were asked to make ready for it, until they have taken them back. Absent: none. */
   prepared?: PreparedClaims;
+  /** The volumes that CSI drivers were asked to mount for it, until they have taken them back. Absent: none. */
+  published?: PublishedVolumes;
   /** An engine's sandbox exists, or may exist. */
   sandbox: "none" | "opening" | "open";
   /** All init containers have passed since the sandbox was made. */
@@ -121,12 +124,14 @@ export function recordOfLost(
   Object.assign(machine, { version: known.revision, revision: known.revision, state: "stopping" });
   // Any of them may be ready; to take back one that is not changes nothing.
   const prepared = askedClaims(spec ?? {});
+  const published = askedVolumes(id, spec ?? { labels: {} });
   return {
     ...record,
     sandbox: "opening",
     ending: lostEnding(known.why),
     devices: "lost",
     ...(Object.keys(prepared).length > 0 && { prepared }),
+    ...(Object.keys(published).length > 0 && { published }),
   };
 }
 

@@ -12,12 +12,12 @@ import {
   untilAborted,
   type Volume,
 } from "../../../src/provider/kit/index.ts";
-import { ClaimsNotReady } from "../claims.ts";
 import { DevicesRefused } from "../devices.ts";
 import type { ContainerRef, Sandbox, SandboxHealth, SandboxLoss } from "../engine.ts";
 import { logBytes } from "../shim/log-reader.ts";
 import { ANSWER_MS, answered, limitedSandbox, unanswered } from "./engine-deadlines.ts";
 import type { MachineContext } from "./machine-context.ts";
+import { PluginWork, repeated } from "./plugin-work.ts";
 import type { FilesVolume } from "./spec-changes.ts";
 import { charged, exceededLimit, hasStorageLimits, type StorageUse } from "./storage-limits.ts";
 
@@ -43,6 +43,7 @@ interface SandboxEvents {
 export class SandboxKeeper {
   readonly #context: MachineContext;
   readonly #events: SandboxEvents;
+  readonly #plugins: PluginWork;
   /** The containers that run. */
   readonly #running: () => ContainerRef[];
   #sandbox: Sandbox | undefined;
@@ -59,6 +60,7 @@ export class SandboxKeeper {
     this.#context = context;
     this.#running = running;
     this.#events = events;
+    this.#plugins = new PluginWork(context);
   }
 
   /** Undefined while there is none: not made yet, lost, or destroyed. */
@@ -85,8 +87,7 @@ export class SandboxKeeper {
     this.#unwanted = new AbortController();
     let cancel = () => {};
     try {
-      await this.#takeDevices(opening.signal);
-      await this.#prepareClaims(opening.signal);
+      await this.#plugins.prepare(opening.signal);
       const open = async () => {
         opening.signal.throwIfAborted();
         state.beginOpening();
@@ -102,29 +103,6 @@ export class SandboxKeeper {
       this.#opening = undefined;
       this.#context.replan();
     }
-  }
-
-  /** Before anything is made of it, and without a place among the starts: a plugin takes the time that it likes. */
-  async #takeDevices(signal: AbortSignal): Promise<void> {
-    const { devices, state, home, work } = this.#context;
-    if (devices === undefined || state.devices.areGiven) return;
-    await devices.allocate(
-      home,
-      (held) => {
-        // The next backend chooses again.
-        work.closing.throwIfAborted();
-        state.devices.keep(held, devices.health);
-      },
-      signal,
-    );
-  }
-
-  /** Again for each sandbox: the host may have started again since. */
-  async #prepareClaims(signal: AbortSignal): Promise<void> {
-    const { claims, state } = this.#context;
-    if ((state.spec.resource_claims ?? []).length === 0) return;
-    if (claims === undefined) throw new ClaimsNotReady("engine.plugins is not set any more");
-    await claims.prepare(state.claims, signal);
   }
 
   async #open(signal: AbortSignal): Promise<void> {
@@ -181,7 +159,8 @@ export class SandboxKeeper {
   async #openFailed(error: Error): Promise<void> {
     const { state, logger } = this.#context;
     if (error instanceof DevicesRefused && state.record.ending === undefined) return this.#events.onRefused(error);
-    if (error instanceof ClaimsNotReady && state.record.ending === undefined) return this.#claimsNotReady(error);
+    const wait = this.#plugins.waitsFor(error);
+    if (wait !== undefined && state.record.ending === undefined) return this.#pluginsNotReady(wait);
     if (!(await this.destroy({ keepVolumes: true })) || state.record.ending !== undefined) return;
     logger.warn({ err: error }, "Cannot make the machine's sandbox");
     const message = `Failed to create pod sandbox: ${error.message}`;
@@ -192,14 +171,13 @@ export class SandboxKeeper {
     state.showMessage(message);
   }
 
-  /** Nothing was made: a pod waits for its claims as a kubelet's does. */
-  #claimsNotReady({ message }: ClaimsNotReady): void {
+  /** Nothing was made: a pod waits for its claims and its volumes as a kubelet's does. */
+  #pluginsNotReady({ reason, message }: { reason: string; message: string }): void {
     const { state, logger } = this.#context;
-    const why = `Failed to prepare dynamic resources: ${message}`;
-    logger.info({ why: message }, "A machine's claims are not ready");
-    state.notice("Warning", "FailedPrepareDynamicResources", why);
+    logger.info({ why: message }, "A machine waits for plugins of the host");
+    state.notice("Warning", reason, message);
     this.#retryLater();
-    state.showMessage(why);
+    state.showMessage(message);
   }
 
   #retryLater(): void {
@@ -314,44 +292,15 @@ export class SandboxKeeper {
   // --- end ---
 
   /**
-   * Removes all that the engine has of the machine, and with its volumes, what its claims' drivers have. Repeats until
-   * they confirm; false when the backend ends before that.
+   * Removes all that the engine has of the machine, and with its volumes, what plugins have for it. Repeats until they
+   * confirm; false when the backend ends before that.
    */
   async destroy(options: { keepVolumes: boolean }): Promise<boolean> {
-    const { work, clock, logger } = this.#context;
-    const repeat = async (step: () => Promise<void>, fault: string, maxMs: number) => {
-      for (let failures = 0; !work.isClosing; failures++) {
-        try {
-          await step();
-          return true;
-        } catch (thrown) {
-          logger.warn({ err: thrown }, fault);
-          await pause(clock, doubledMs({ ...RETRY_MS, max: maxMs }, failures), work.closing);
-        }
-      }
-      return false;
-    };
+    const { work } = this.#context;
     const destroy = () => work.inEngine(this.#destroy(options));
-    if (!(await repeat(destroy, "Cannot remove the machine's sandbox yet", RETRY_MS.first))) return false;
-    if (options.keepVolumes) return true;
-    return await repeat(() => this.#giveClaimsBack(), "A machine's claims are not taken back yet", RETRY_MS.max);
-  }
-
-  /** When nothing of it runs any more, and before it is said to be over. @throws Error when it is to be tried again */
-  async #giveClaimsBack(): Promise<void> {
-    const { claims, state, work } = this.#context;
-    if (state.claims.prepared === undefined) return;
-    try {
-      if (claims === undefined) throw new Error("engine.plugins is not set any more");
-      await claims.unprepare(state.claims, work.closing);
-    } catch (thrown) {
-      const message = `Failed to unprepare dynamic resources: ${toError(thrown).message}`;
-      if (!work.isClosing && state.record.machine.message !== message) {
-        state.notice("Warning", "FailedUnprepareDynamicResources", message);
-        state.showMessage(message);
-      }
-      throw thrown;
-    }
+    const how = { fault: "Cannot remove the machine's sandbox yet", maxMs: RETRY_MS.first };
+    if (!(await repeated(this.#context, destroy, how))) return false;
+    return options.keepVolumes || (await this.#plugins.giveBack());
   }
 
   async #destroy(options: { keepVolumes: boolean }): Promise<void> {

@@ -22,6 +22,7 @@ import {
   tenantOf,
 } from "../../../src/provider/kit/index.ts";
 import type { ClaimSource } from "../claims.ts";
+import type { CsiSource } from "../csi-volumes.ts";
 import type { DeviceSource } from "../devices.ts";
 import type { Engine, MachineHome, Sandbox, SandboxLoss } from "../engine.ts";
 import type { Shims } from "../engine.ts";
@@ -56,6 +57,7 @@ export interface SupervisorContext {
   /** Absent: there are no plugins. */
   devices?: DeviceSource | undefined;
   claims?: ClaimSource | undefined;
+  csi?: CsiSource | undefined;
   clock: Clock;
   logger: Logger;
   /** Bounds how many machines and containers start at once, and shares that out among tenants. */
@@ -108,6 +110,7 @@ export class Supervisor implements MachineHome {
       ...context,
       devices: context.devices,
       claims: context.claims,
+      csi: context.csi,
       logger,
       tenant: tenantOf(spec.labels),
       home: this,
@@ -143,6 +146,8 @@ export class Supervisor implements MachineHome {
     supervisor.#replan();
     return supervisor;
   }
+
+  readonly csiPath = (volume: string): string | undefined => this.#state.csi.pathOf(volume);
 
   get spec(): MachineSpec {
     return this.#state.spec;

@@ -3,7 +3,7 @@
  * the refusals have. What a driver says of this host is asked for once, when it registers, and told with the capacity:
  * the agent writes it into the node's CSINode.
  */
-import type { Logger, ProviderCapacity } from "../../../src/provider/kit/index.ts";
+import { type Logger, type ProviderCapacity, Pulse } from "../../../src/provider/kit/index.ts";
 import type { CsiPlugin } from "./csi-plugin.ts";
 import { judgeNodeInfo } from "./judge-csi.ts";
 
@@ -25,6 +25,8 @@ interface Registered {
 }
 
 export class CsiManager {
+  /** Fires when a driver has registered. */
+  readonly registered = new Pulse();
   readonly #options: CsiManagerOptions;
   readonly #drivers = new Map<string, Registered>();
   readonly #closing = new AbortController();
@@ -37,6 +39,14 @@ export class CsiManager {
   drivers(): CsiDriverInfo[] {
     const known = [...this.#drivers.values()].flatMap(({ info }) => info ?? []);
     return known.toSorted((a, b) => (a.name < b.name ? -1 : 1));
+  }
+
+  /** @throws Error in a kubelet's words when there is none */
+  plugin(driver: string): CsiPlugin {
+    const registered = this.#drivers.get(driver);
+    if (registered?.info === undefined)
+      throw new Error(`driver name ${driver} not found in the list of registered CSI drivers`);
+    return registered.api;
   }
 
   /**
@@ -63,6 +73,7 @@ export class CsiManager {
       throw thrown;
     }
     this.#options.logger.info({ driver, socket, nodeId: registered.info.node_id }, "A CSI driver has registered");
+    this.registered.fire();
     return () => {
       if (this.#forget(driver, registered)) this.#options.logger.info({ driver, socket }, "A CSI driver has gone");
     };

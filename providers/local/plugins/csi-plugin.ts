@@ -2,12 +2,21 @@
 import { connect } from "node:net";
 import { type CallOptions, type Client, createClient } from "@connectrpc/connect";
 import { createGrpcTransport, Http2SessionManager } from "@connectrpc/connect-node";
-import { Node, type NodeGetInfoResponse } from "../../../src/csi/api.gen.js";
+import type { MessageInitShape } from "@bufbuild/protobuf";
+import {
+  Node,
+  type NodeGetInfoResponse,
+  type NodePublishVolumeRequestSchema,
+  type NodeServiceCapability_RPC_Type,
+} from "../../../src/csi/api.gen.js";
 
 /** What fails rejects with what the plugin says. */
 export interface CsiPlugin {
   /** How the driver knows this host. */
   info(signal: AbortSignal): Promise<Pick<NodeGetInfoResponse, "nodeId" | "maxVolumesPerNode" | "accessibleTopology">>;
+  capabilities(signal: AbortSignal): Promise<ReadonlySet<NodeServiceCapability_RPC_Type>>;
+  publish(request: MessageInitShape<typeof NodePublishVolumeRequestSchema>, signal: AbortSignal): Promise<void>;
+  unpublish(volume: { volumeId: string; targetPath: string }, signal: AbortSignal): Promise<void>;
   /** Ends all calls that are under way. */
   close(): void;
 }
@@ -29,6 +38,12 @@ export function connectCsiPlugin(socket: string): CsiPlugin {
   });
   return {
     info: async (signal) => await client.nodeGetInfo({}, within(signal)),
+    async capabilities(signal) {
+      const { capabilities } = await client.nodeGetCapabilities({}, within(signal));
+      return new Set(capabilities.flatMap(({ type }) => (type.case === "rpc" ? type.value.type : [])));
+    },
+    publish: async (request, signal) => void (await client.nodePublishVolume(request, within(signal))),
+    unpublish: async (volume, signal) => void (await client.nodeUnpublishVolume(volume, within(signal))),
     close() {
       closed.abort(new Error("the plugin is not asked any more"));
       sessionManager.abort();

@@ -1,11 +1,13 @@
 /** The plugins of this host, served as a kubelet does, and the machines that have something of them. */
 import { join } from "node:path";
 import type { Clock, Logger, MachineSpec } from "../../../src/provider/kit/index.ts";
-import type { PreparedClaims } from "../claims.ts";
-import type { HeldDevices } from "../devices.ts";
+import type { ClaimSource, PreparedClaims } from "../claims.ts";
+import type { DeviceSource, HeldDevices } from "../devices.ts";
 import { TornFiles } from "../host/torn-files.ts";
 import { ClaimManager } from "./claim-manager.ts";
+import type { CsiSource, PublishedVolumes } from "../csi-volumes.ts";
 import { CsiManager } from "./csi-manager.ts";
+import { CsiPublisher } from "./csi-publisher.ts";
 import { connectCsiPlugin, type CsiPlugin } from "./csi-plugin.ts";
 import { DeviceManager } from "./device-manager.ts";
 import { connectDevicePlugin, type DevicePlugin } from "./device-plugin.ts";
@@ -35,6 +37,7 @@ interface Machine {
   readonly record: {
     readonly devices?: HeldDevices | "lost" | undefined;
     readonly prepared?: PreparedClaims | undefined;
+    readonly published?: PublishedVolumes | undefined;
   };
   /** The health of what it has may have changed. */
   showDevices(): void;
@@ -52,6 +55,7 @@ export class HostPlugins {
   readonly devices: DeviceManager;
   readonly claims: ClaimManager;
   readonly csi: CsiManager;
+  readonly csiVolumes: CsiPublisher;
   readonly #supervisors: ReadonlyMap<string, Machine>;
   readonly #door: PluginDoor | undefined;
   readonly #podResources: UnixServer | undefined;
@@ -79,6 +83,13 @@ export class HostPlugins {
       holders: () => [...supervisors.values()].map(({ id, record: { prepared } }) => ({ id, prepared })),
     });
     this.csi = new CsiManager({ logger, connect: connectCsi });
+    this.csiVolumes = new CsiPublisher({
+      drivers: this.csi,
+      root: directory ?? join(stateDir, "plugins"),
+      clock,
+      logger,
+      holders: () => [...supervisors.values()].map(({ id, record: { published } }) => ({ id, published })),
+    });
     if (directory !== undefined) {
       const claims = engine.hasCdi === true ? this.claims : undefined;
       const csi = engine.hasCsi === true ? this.csi : undefined;
@@ -93,16 +104,25 @@ export class HostPlugins {
     onReady?.(this.devices, this.claims, this.csi);
   }
 
+  /** What machines have of them. */
+  get sources(): { devices: DeviceSource; claims: ClaimSource; csi: CsiSource } {
+    return { devices: this.devices, claims: this.claims, csi: this.csiVolumes };
+  }
+
   /** @throws ConfigError when a kubelet, or another backend, is there already */
   async open(): Promise<void> {
     await this.#door?.open();
     await this.#podResources?.listen();
   }
 
-  /** The machines of a former backend are known: shows what becomes of their devices, until the signal aborts. */
+  /**
+   * The machines of a former backend are known: shows what becomes of their devices, and has volumes of drivers that
+   * none of them has taken back, until the signal aborts.
+   */
   follow(signal: AbortSignal): void {
     this.devices.recall();
     void this.#show(signal);
+    void this.csiVolumes.run(signal);
   }
 
   async #show(signal: AbortSignal): Promise<void> {
@@ -115,6 +135,7 @@ export class HostPlugins {
   async close(): Promise<void> {
     this.devices.close();
     this.claims.close();
+    this.csiVolumes.close();
     this.csi.close();
     await this.#door?.close();
     await this.#podResources?.close();

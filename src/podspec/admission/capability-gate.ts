@@ -203,6 +203,7 @@ export const GATED_FEATURES: readonly GatedFeature[] = [
     field: "spec.containers.volumeDevices",
     find: (pod) => containerFields(pod, ["volumeDevices"]),
   },
+  { capability: "volumes.csi", field: "spec.volumes.csi", find: (pod) => findVolumes(pod, "csi") },
   {
     capability: "volumes.host",
     field: "spec.volumes.hostPath",

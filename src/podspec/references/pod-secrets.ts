@@ -45,6 +45,11 @@ export class PodSecrets {
     if (auth.length > 0) this.#add(this.#of(pod), pod, passwords(auth));
   }
 
+  /** Tokens that were issued for this one rendering. */
+  learnTokens(pod: Pod, tokens: readonly string[]): void {
+    this.#add(this.#of(pod), pod, tokens);
+  }
+
   /** `text` without what the pod keeps secret. */
   redact(podUid: string, text: string): string {
     return this.#pods.get(podUid)?.redactor.redact(text) ?? text;

@@ -59,6 +59,7 @@ function addOfContainer({ envFrom, env }: Pick<Container, "envFrom" | "env">, ad
 function addOfVolume(volume: ReturnType<typeof usedVolumes>[number]["volume"], add: Add): void {
   add("configmap", volume.configMap?.name, volume.configMap?.optional);
   add("secret", volume.secret?.secretName, volume.secret?.optional);
+  add("secret", volume.csi?.nodePublishSecretRef?.name);
   for (const source of volume.projected?.sources ?? []) {
     add("configmap", source.configMap?.name, source.configMap?.optional);
     add("secret", source.secret?.name, source.secret?.optional);

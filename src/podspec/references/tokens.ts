@@ -87,6 +87,11 @@ export class TokenManager {
     return this.#all(wishes, one, signal);
   }
 
+  /** One such token, with its end. @throws KubeApiError */
+  async issueOne(pod: Pod, wish: TokenWish, signal: AbortSignal): Promise<IssuedToken> {
+    return await this.#request(pod, wish, AbortSignal.any([signal, this.#closed.signal]));
+  }
+
   /**
    * Changes when a token of the pod was replaced, is due or is over; undefined while one of those wished for was never
    * fetched.

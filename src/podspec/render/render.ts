@@ -252,6 +252,13 @@ function renderVolumes(context: RenderContext): { volumes: Volume[]; unmounted: 
       if (rendered.message !== undefined) tell(context.events, mountFailed(volume, rendered.message));
       continue;
     }
+    const csi = context.references.csi?.get(volume.name);
+    if (csi?.kind === "found" && csi.isStale)
+      tell(context.events, {
+        type: "Warning",
+        reason: "VolumeNotRepublished",
+        message: `Volume "${volume.name}" stays as it is mounted at first: its driver asks to be called again (CSIDriver.requiresRepublish), and this node does not do so`,
+      });
     volumes.push(mayUse(context, "volumes.host") ? asHosts(rendered.volume) : rendered.volume);
     context.volumeNames.add(volume.name);
     if (READ_ONLY_VOLUMES.includes(volumeKind(volume))) context.readOnlyVolumes.add(volume.name);

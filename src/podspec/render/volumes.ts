@@ -37,23 +37,15 @@ export function renderVolume(
   switch (volumeKind(volume) as VolumeKind) {
     case "emptyDir":
       return { ok: true, volume: emptyDir(pod, volume, node) };
-    case "image": {
-      const policy = pullPolicy(volume.image?.pullPolicy);
-      return {
-        ok: true,
-        volume: { name, type: "image", image: volume.image?.reference ?? "", ...(policy && { pull_policy: policy }) },
-      };
-    }
-    case "hostPath": {
-      const type = volume.hostPath?.type;
-      return {
-        ok: true,
-        volume: { name, type: "host_path", path: volume.hostPath?.path ?? "", ...(type && { path_type: type }) },
-      };
-    }
+    case "image":
+      return { ok: true, volume: image(volume) };
+    case "hostPath":
+      return { ok: true, volume: hostPath(volume) };
     case "persistentVolumeClaim":
     case "ephemeral":
       return persistent(name, references);
+    case "csi":
+      return inlineCsi(name, references);
     case "configMap":
     case "secret":
     case "downwardAPI":
@@ -316,6 +308,23 @@ function persistent(name: string, { disks }: References): VolumeResult {
   const found = disks?.get(name);
   return found?.kind === "found"
     ? { ok: true, volume: { name, ...found.disk } }
+    : { ok: false, message: found?.message };
+}
+
+function image({ name, image }: PodVolume): Volume {
+  const policy = pullPolicy(image?.pullPolicy);
+  return { name, type: "image", image: image?.reference ?? "", ...(policy && { pull_policy: policy }) };
+}
+
+function hostPath({ name, hostPath }: PodVolume): Volume {
+  const { path = "", type } = hostPath ?? {};
+  return { name, type: "host_path", path, ...(type && { path_type: type }) };
+}
+
+function inlineCsi(name: string, { csi }: References): VolumeResult {
+  const found = csi?.get(name);
+  return found?.kind === "found"
+    ? { ok: true, volume: { name, ...found.volume } }
     : { ok: false, message: found?.message };
 }
 

@@ -587,6 +587,7 @@ export interface components {
        *     | `volumes.clone` | a persistent volume that begins as a copy of another |
        *     | `volumes.force_release` | a persistent volume taken from its machines, which are stopped for it |
        *     | `volumes.host` | a path of the backend's host |
+       *     | `volumes.csi` | volumes that CSI drivers of the backend's host mount for one machine |
        *     | `mount_propagation` | what is mounted in a volume later is seen there, in either direction |
        *     | `patch_files` | files replaced in a running machine |
        *     | `patch_image` | a container's image replaced in place |
@@ -853,7 +854,33 @@ export interface components {
             | "Socket"
             | "CharDevice"
             | "BlockDevice";
+        }
+      | {
+          /** @description Name that mounts refer to. */
+          name: components["schemas"]["Name"];
+          /**
+           * @description A volume that a CSI driver of the backend's host (one of its capacity's `csi_drivers`) mounts for this machine alone, and that ends with it. It is mounted (NodePublishVolume) before anything of the machine is made; until it is, the machine waits and says why in its `message`. Capability `volumes.csi`.
+           * @constant
+           */
+          type: "csi";
+          /** @description The driver's name. */
+          driver: string;
+          /** @description The file system. Absent: the driver's choice. */
+          fs_type?: string;
+          /** @description Nothing may write to it. */
+          read_only?: boolean;
+          /** @description What the driver is told (volume context). */
+          attributes?: components["schemas"]["CsiAttributes"];
+          /** @description Further ones that are secret, or others at each try; they are not compared when a create is repeated. */
+          secret_attributes?: components["schemas"]["CsiAttributes"];
+          /** @description The secrets of the driver's call; not compared either. */
+          secrets?: components["schemas"]["CsiAttributes"];
+          /** @description Where the driver cannot give its files to `security.fs_group` itself, the backend does. */
+          apply_group?: boolean;
         };
+    CsiAttributes: {
+      [key: string]: string;
+    };
     /** @description A ResourceClaim of the cluster, allocated and reserved for the machine's pod. */
     ResourceClaim: {
       /** @description In the machine; containers name it by this. */
@@ -2567,4 +2594,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: fdf5a65c260e5bca90d0b742c389c7d0ef004029d32c259288047b99c16083d9
+// sha256 of openapi.yaml: 3c9ccc8d25fd62bc6e1cf364333f1fef9812da8173d9a5daf19379b7dbda0e77

@@ -15,6 +15,7 @@ import type { Check } from "./check.ts";
 import { BACKEND_RESTART_CHECKS } from "./checks/backend-restarts.ts";
 import { CONTAINER_CHECKS } from "./checks/containers.ts";
 import { CLAIM_CHECKS } from "./checks/claims.ts";
+import { CSI_CHECKS } from "./checks/csi-volumes.ts";
 import { DISRUPTION_CHECKS } from "./checks/disruption.ts";
 import { DEVICE_CHECKS } from "./checks/devices.ts";
 import { EVENT_CHECKS } from "./checks/events.ts";
@@ -42,6 +43,7 @@ export const CHECKS: readonly Check[] = [
   ...CONTAINER_CHECKS,
   ...DEVICE_CHECKS,
   ...CLAIM_CHECKS,
+  ...CSI_CHECKS,
   ...DISRUPTION_CHECKS,
   ...RESTART_CHECKS,
   ...VOLUME_CHECKS,

@@ -16,7 +16,7 @@ import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
 import { systemRandom } from "../../../src/util/random.ts";
 import { node as facts } from "../../unit/podspec/fixtures.ts";
-import { claimsFrom, disksFrom } from "../../support/disks.ts";
+import { claimsFrom, csiFrom, disksFrom } from "../../support/disks.ts";
 
 const configMaps = resourcePath({ resource: "configmaps", namespace: "default" });
 
@@ -97,6 +97,7 @@ describe("rendering against an API server", () => {
       trustBundles: new TrustBundles(parts),
       disks: disksFrom({ kube: asNode, clock }),
       claims: claimsFrom({ kube: asNode, clock }),
+      csi: csiFrom({ kube: asNode, clock }),
       node: () => node,
       facts: () => facts,
       backend: () => ({ name: "test", capabilities: new Set(ALL_CAPABILITIES) }),

@@ -14,6 +14,9 @@ const info = (more: Partial<Info> & { segments?: Record<string, string> } = {}):
   return { nodeId: "host-1", maxVolumesPerNode: 0n, ...(accessibleTopology && { accessibleTopology }), ...others };
 };
 
+const unasked = () => Promise.reject(new Error("it is asked for no volume here"));
+const UNASKED = { capabilities: unasked, publish: unasked, unpublish: unasked };
+
 function setup(answers: (Info | Error | Promise<Info>)[] = [info()]) {
   const closed: string[] = [];
   const manager = new CsiManager({
@@ -27,6 +30,7 @@ function setup(answers: (Info | Error | Promise<Info>)[] = [info()]) {
         signal.addEventListener("abort", () => ended.reject(signal.reason));
         return await Promise.race([answer, ended.promise]);
       },
+      ...UNASKED,
       close: () => void closed.push(socket),
     }),
   });
@@ -142,7 +146,7 @@ describe("a CSI driver's node plugin", () => {
 test("the capacity of the backend's host tells of them", async () => {
   const world = await World.create((made) => {
     made.capacity = { allocatable: { cpu_millis: 1000 } };
-    made.plugins = { connectCsi: () => ({ info: () => Promise.resolve(info()), close() {} }) };
+    made.plugins = { connectCsi: () => ({ ...UNASKED, info: () => Promise.resolve(info()), close() {} }) };
   });
   const told = async () => (await world.provider.getCapacity({ signal: world.signal })).csi_drivers;
   expect(await told()).toBeUndefined();

@@ -278,6 +278,7 @@ export class World {
     return {
       name: this.judge?.name ?? "process",
       hasCdi: this.judge?.hasCdi ?? false,
+      hasCsi: true,
       get capabilities() {
         return known;
       },

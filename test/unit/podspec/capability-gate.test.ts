@@ -69,6 +69,7 @@ const NEEDS: Record<string, readonly (readonly [pod: Pod, path: string])[]> = {
   share_process_namespace: [[podWith({ shareProcessNamespace: true }), "spec.shareProcessNamespace"]],
   user_namespace: [[podWith({ hostUsers: false }), "spec.hostUsers"]],
   hostname: [[podWith({ subdomain: "x" }), "spec.subdomain"]],
+  "volumes.csi": [[mounted({ csi: { driver: "d" } }), "spec.volumes[0].csi"]],
   resource_claims: [[podWith({ resourceClaims: [{ name: "gpu", resourceClaimName: "gpu" }] }), "spec.resourceClaims"]],
   hosts: [[podWith({ hostAliases: [{ ip: "1.1.1.1" }] }), "spec.hostAliases"]],
   dns: [
@@ -285,7 +286,7 @@ describe("the capability gate", () => {
 
 /** One pod for everything that no backend can have, and the path that the refusal must name. */
 const REFUSED: readonly (readonly [path: string, pod: Pod])[] = [
-  ["spec.volumes[0].csi", mounted({ csi: { driver: "d" } })],
+  ["spec.volumes[0].iscsi", mounted({ iscsi: { targetPortal: "t", iqn: "i", lun: 0 } })],
   ["spec.volumes[0].nfs", mounted({ nfs: { server: "s", path: "/" } })],
   ["spec.volumes[0].emptyDir.medium", mounted({ emptyDir: { medium: "HugePages" } })],
   [

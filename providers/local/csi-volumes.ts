@@ -1,0 +1,70 @@
+/**
+ * Volumes that CSI drivers of others mount on this host for one machine (plugins/): what stands of them in its record,
+ * and who has them mounted. A volume lies where a kubelet would have it, below the folder that plugins know, for
+ * drivers have that folder mounted; beside it lies what a kubelet writes down of it, by which one that outlived its
+ * machine's record is found.
+ */
+import { join } from "node:path";
+import { LABEL_UID, type MachineSpec, type Volume, VmletError } from "../../src/provider/kit/index.ts";
+
+export type CsiVolume = Extract<Volume, { type: "csi" }>;
+
+/** One that its driver was asked to mount, and so may have. */
+export interface PublishedVolume {
+  driver: string;
+  /** Where it is mounted, below `root`. */
+  path: string;
+  /** The folder that plugins knew then. Absent: the record was lost, and it is the one that they know now. */
+  root?: string;
+}
+
+/** By the volumes' names. */
+export type PublishedVolumes = Readonly<Record<string, PublishedVolume>>;
+
+/** A machine that has such volumes, or is to have them. */
+export interface CsiHolder {
+  readonly id: string;
+  readonly spec: Pick<MachineSpec, "volumes" | "labels" | "security">;
+  /** Undefined: none, and no driver was asked for any. */
+  readonly published: PublishedVolumes | undefined;
+  /** On the disk when it returns. @throws when it cannot be written */
+  keep(volumes: PublishedVolumes | undefined): void;
+}
+
+export interface CsiSource {
+  /**
+   * Has the drivers mount all of the machine's volumes; again for one that has them already, which changes nothing.
+   * @throws VolumesNotReady when one is not; it is to be asked again
+   */
+  publish(holder: CsiHolder, signal: AbortSignal): Promise<void>;
+  /**
+   * Nothing of the machine runs: has the drivers take its volumes back.
+   * @throws Error in which a driver says why not; to be asked again
+   */
+  unpublish(holder: CsiHolder, signal: AbortSignal): Promise<void>;
+  /** The machine waits no longer for that: it is done when the drivers can. @throws when that cannot be written */
+  leave(holder: CsiHolder): void;
+}
+
+/** A machine's volume is not there; it may be later. */
+export class VolumesNotReady extends VmletError {
+  readonly code = "CSI_VOLUME";
+}
+
+/** Names that a folder may have. */
+const PLAIN_NAME = /^[A-Za-z0-9][-A-Za-z0-9_.]{0,199}$/;
+
+export const csiVolumes = ({ volumes = [] }: Pick<MachineSpec, "volumes">): CsiVolume[] =>
+  volumes.filter((volume) => volume.type === "csi");
+
+/** The machine's, when their drivers are about to be asked. As a kubelet, by the pod's UID where there is one. */
+export function askedVolumes(id: string, spec: Pick<MachineSpec, "volumes" | "labels">): PublishedVolumes {
+  const uid = spec.labels[LABEL_UID] ?? "";
+  const folder = PLAIN_NAME.test(uid) ? uid : id;
+  return Object.fromEntries(
+    csiVolumes(spec).map(({ name, driver }) => [
+      name,
+      { driver, path: join("pods", folder, "volumes/kubernetes.io~csi", name, "mount") },
+    ]),
+  );
+}

@@ -1,0 +1,167 @@
+/**
+ * Volumes of a CSI driver's node plugin with real containers on engine cri: what a container sees of its mount, and the
+ * backend killed at each step.
+ */
+import { mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test, vi } from "vitest";
+import { mountsBelow, unmountBelow } from "../../../providers/local/host/mounts.ts";
+import { NodeServiceCapability_RPC_Type as Rpc } from "../../../src/csi/api.gen.js";
+import { LABEL_UID } from "../../../src/provider/owner.ts";
+import type { MachineSpec, Volume } from "../../../src/provider/machine.ts";
+import type { ProviderCapacity } from "../../../src/provider/provider.ts";
+import { TestCsiDriver } from "../../support/csi-driver.ts";
+import { engineOnThisHost, removeEngine } from "../../support/engines.ts";
+import { testNetwork } from "../../support/host.ts";
+import { leaveOut } from "../../support/left-out.ts";
+import { busyboxImage, missingForImages, startRegistry, type TestRegistry } from "../../support/registry.ts";
+import { KillableBackend, PATIENCE } from "../backend/killable.ts";
+
+const DRIVER = "csi.example.com";
+const lacks = [(await engineOnThisHost("cri")).missing, missingForImages() ?? []].flat();
+const { dir: _dir, ...network } = testNetwork("");
+
+if (lacks.length > 0) leaveOut("volumes of CSI drivers on engine cri", lacks);
+else
+  describe("volumes of CSI drivers on engine cri", () => {
+    let registry: TestRegistry;
+    let image: string;
+    let dir: string;
+    let backend: KillableBackend;
+    let driver: TestCsiDriver;
+    const root = () => join(dir, "kubelet");
+    const pods = () => join(root(), "pods");
+
+    beforeAll(async () => {
+      registry = await startRegistry();
+      await registry.push("t/busybox:1", await busyboxImage());
+      image = `${registry.host}/t/busybox:1`;
+    });
+    beforeEach(async () => {
+      dir = mkdtempSync(join(tmpdir(), "vmlet-csi-"));
+      const images = { insecureRegistries: [registry.host] };
+      backend = new KillableBackend(dir, { engine: { type: "cri", network, images, plugins: { directory: root() } } });
+      await backend.start();
+      driver = new TestCsiDriver();
+      mkdirSync(join(root(), "plugins_registry"), { recursive: true });
+      await driver.listen(join(root(), "plugins_registry/csi-reg.sock"));
+      await isTold();
+    });
+    afterEach(async () => {
+      driver.die();
+      await backend.kill();
+      await removeEngine("cri", { stateDir: backend.stateDir, network });
+      await unmountBelow(dir);
+      rmSync(dir, { recursive: true, force: true });
+    });
+    afterAll(() => registry.stop());
+
+    const isTold = async () =>
+      await vi.waitFor(async () => {
+        const { csi_drivers } = (await backend.call("GET", "/v1/capacity")).body as ProviderCapacity;
+        expect(csi_drivers).toMatchObject([{ name: DRIVER, node_id: "host-1" }]);
+      }, PATIENCE);
+    const mounting = (
+      script: string,
+      volume: Partial<Extract<Volume, { type: "csi" }>> = {},
+      more: Partial<MachineSpec> = {},
+    ): MachineSpec => ({
+      labels: {},
+      restart_policy: "always",
+      volumes: [{ name: "data", type: "csi", driver: DRIVER, ...volume }],
+      containers: [
+        {
+          name: "a",
+          image,
+          command: ["sh", "-c", `${script}; sleep 1000`],
+          mounts: [{ volume: "data", path: "/data" }],
+        },
+      ],
+      ...more,
+    });
+    const put = (spec: MachineSpec, id = "m1") =>
+      backend.call("PUT", `/v1/machines/${id}`, { ...spec, labels: { [LABEL_UID]: `pod-${id}` } });
+    const log = async (id = "m1") => (await backend.call("GET", `/v1/machines/${id}/containers/a/logs`)).text;
+    const says = async (id: string, ...parts: string[]) =>
+      await vi.waitFor(async () => {
+        const said = await log(id);
+        for (const part of parts) expect(said).toContain(part);
+      }, PATIENCE);
+    const stop = async (id: string) => {
+      await backend.call("POST", `/v1/machines/${id}/stop`, { grace_seconds: 0 });
+      await backend.reaches(id, "stopped");
+    };
+    const isClear = async () => expect([await mountsBelow(pods()), readdirSync(pods())]).toEqual([[], []]);
+
+    test("a container sees what the driver has mounted, and nothing of it is left at the end", async () => {
+      const script = "cat /data/told.json; echo mine > /data/mine; cat /data/mine; grep ' /data tmpfs ' /proc/mounts";
+      await put(mounting(script, { attributes: { share: "s" }, secrets: { key: "k" } }), "m1");
+      await says("m1", '"share":"s"', '"key":"k"', "mine\n", "/data tmpfs rw");
+      const target = join(pods(), "pod-m1/volumes/kubernetes.io~csi/data/mount");
+      expect([await mountsBelow(pods()), readFileSync(join(target, "mine"), "utf8")]).toEqual([[target], "mine\n"]);
+
+      // Files are for the machine's group, by the backend where the driver cannot do so.
+      const security = { fs_group: 2000 };
+      await put(mounting("stat -c '%g %a' /data /data/told.json", { apply_group: true }, { security }), "m2");
+      await says("m2", "F 2000 2775\n", "F 2000 664\n");
+      driver.capabilities = [Rpc.VOLUME_MOUNT_GROUP];
+      await put(mounting("touch /data/x", { read_only: true }, { security }), "m3");
+      await says("m3", "Read-only file system");
+      expect([...driver.published.values()].at(-1)).toMatchObject({
+        readonly: true,
+        volumeCapability: { accessType: { value: { volumeMountGroup: "2000" } } },
+      });
+
+      // One that lies about its mount is not believed.
+      driver.isLying = true;
+      await put(mounting("ls /data"), "m4");
+      await vi.waitFor(async () => {
+        const { message } = (await backend.call("GET", "/v1/machines/m4")).body as { message?: string };
+        expect(message).toContain("mountPropagation: Bidirectional");
+      }, PATIENCE);
+      driver.isLying = false;
+      await backend.reaches("m4", "running");
+
+      for (const id of ["m1", "m2", "m3", "m4"]) await stop(id);
+      await isClear();
+    });
+
+    test("the backend is killed while the driver mounts, and while it takes back: nothing is left, nothing runs without", async () => {
+      driver.isHanging = true;
+      await put(mounting("cat /data/told.json; echo"));
+      await vi.waitFor(() => expect(driver.asked).toHaveLength(1), PATIENCE);
+      await backend.kill();
+      driver.isHanging = false;
+      await backend.start();
+      await backend.reaches("m1", "running");
+      await says("m1", "volumeContext");
+
+      driver.refuses.set("unpublish", "not yet");
+      await backend.call("POST", "/v1/machines/m1/stop", { grace_seconds: 0 });
+      await vi.waitFor(() => expect(driver.asked.some((each) => each.startsWith("unpublish"))).toBe(true), PATIENCE);
+      await backend.kill();
+      expect(await mountsBelow(pods())).toHaveLength(1);
+      driver.refuses.clear();
+      await backend.start();
+      await backend.reaches("m1", "stopped");
+      await isClear();
+    });
+
+    test("a running machine keeps its mount while backend and driver are killed, and what a lost machine had is taken back", async () => {
+      await put(mounting("echo first > /data/first"));
+      await backend.reaches("m1", "running");
+      driver.die();
+      await backend.kill();
+      await backend.start();
+      expect(await backend.reaches("m1", "running")).toMatchObject({ containers: [{ restart_count: 0 }] });
+      expect(await mountsBelow(pods())).toHaveLength(1);
+      await backend.kill();
+      for (const name of ["state.json", "state.next.json", "spec.json"])
+        rmSync(join(backend.stateDir, "machines/m1", name), { force: true });
+      rmSync(join(root(), "plugins_registry/csi-reg.sock"), { force: true });
+      await backend.start();
+      driver = await new TestCsiDriver().listen(join(root(), "plugins_registry/csi-reg.sock"));
+      await vi.waitFor(isClear, PATIENCE);
+    });
+  });
