@@ -1,6 +1,6 @@
 /**
  * Plugins that extend a node, against a real control plane, on engine cri: Kubernetes' sample device plugin and its test
- * driver of Dynamic Resource Allocation; plugin, backend and agent are killed at each step.
+ * driver of Dynamic Resource Allocation, and a CSI driver of our own; plugin, backend and agent are killed at each step.
  *
  * A program of its own, because it needs namespaces of its own: there, plugins find the backend where they find a
  * kubelet. It prints one line of JSON for each step; the test reads them. By hand, the name of a group runs that alone.
@@ -15,11 +15,15 @@ import { runCommand } from "../harness/exec.ts";
 import { createKubectl, type Kubectl } from "../harness/kubectl.ts";
 import { runSteps, type Steps } from "../harness/steps.ts";
 import { CDI, claimSteps, DRIVER } from "./claims.ts";
+import { CSI_SOCKET, csiSteps } from "./csi.ts";
 import { deviceSteps } from "./devices.ts";
 import { KUBELET, node, type World } from "./world.ts";
 
-const groups: Record<string, Steps<World>> = { devices: deviceSteps, claims: claimSteps };
-const all: Steps<World> = { ...deviceSteps, ...claimSteps };
+const groups: Record<string, Steps<World>> = { devices: deviceSteps, claims: claimSteps, csi: csiSteps };
+const all: Steps<World> = { ...deviceSteps, ...claimSteps, ...csiSteps };
+const [, , group = ""] = process.argv;
+/** What is built; the CSI driver needs nothing. */
+const programs = group === "csi" ? [] : [buildSampleDevicePlugin, buildDraTestDriver];
 
 export const stepNames = Object.keys(all);
 
@@ -27,7 +31,7 @@ async function describeAll(kubectl: Kubectl): Promise<string> {
   const asked = [
     ["get", "pods", "--output=wide"],
     ["get", "events"],
-    ["get", "resourceclaims,resourceslices", "--output=yaml"],
+    ["get", "resourceclaims,resourceslices,csinodes", "--output=yaml"],
     ["describe", "node", node],
   ];
   const outputs = await Promise.all(asked.map((args) => kubectl.try(args)));
@@ -42,7 +46,7 @@ async function main(): Promise<number> {
   }
   // A folder of the host that a driver's DaemonSet would have made.
   await mkdir(join(KUBELET, "plugins", DRIVER), { recursive: true });
-  const [devicePlugin, testDriver] = [await buildSampleDevicePlugin(), await buildDraTestDriver()];
+  const [devicePlugin = "", testDriver = ""] = await Promise.all(programs.map((build) => build()));
   await using environment = await startEnvironment({
     engine: "cri",
     nodes: 1,
@@ -58,12 +62,14 @@ async function main(): Promise<number> {
     kubectl,
     device: { name: "device-plugin", program: devicePlugin, args: [] },
     driver: { name: "dra-driver", program: testDriver, args: [...args, `--drivername=${DRIVER}`, `--cdi-dir=${CDI}`] },
+    csi: {
+      name: "csi-driver",
+      program: process.execPath,
+      args: [join(import.meta.dirname, "csi-program.ts"), CSI_SOCKET],
+    },
   };
-  const [, , group = ""] = process.argv;
   return await runSteps(groups[group] ?? all, world, () => describeAll(kubectl));
 }
 
 if (process.argv[1] === import.meta.filename)
-  process.exitCode = isInside()
-    ? await main()
-    : await runInside([...environmentPrograms, buildSampleDevicePlugin, buildDraTestDriver]);
+  process.exitCode = isInside() ? await main() : await runInside([...environmentPrograms, ...programs]);

@@ -20,6 +20,8 @@ export interface World {
   device: Plugin;
   /** Kubernetes' test driver of Dynamic Resource Allocation. */
   driver: Plugin;
+  /** The node plugin of a CSI driver of our own. */
+  csi: Plugin;
 }
 
 export const [node] = nodeNames;
