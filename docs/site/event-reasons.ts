@@ -56,6 +56,16 @@ export const EVENT_REASONS: Readonly<Record<string, EventReason>> = {
       "The node's CSINode cannot be written, so pods with persistent volumes stay Pending; or a CSI driver of the backend's host says what the Node contradicts, or may not be told.",
     cure: "Grant the right; `vmlet check` names it. Of a driver: do what the message says, as with a kubelet.",
   },
+  CertificateExpired: {
+    ...{ on: "Pod", from: "agent" },
+    meaning: "The pod's certificate is over, and its signer has issued no newer one.",
+    cure: "Look at the signer, and at `kubectl get podcertificaterequests`.",
+  },
+  CertificateOverdueForRefresh: {
+    ...{ on: "Pod", from: "agent" },
+    meaning: "The pod's certificate should have been replaced ten minutes ago; the pod goes on with the old one.",
+    cure: "Look at the signer, and at `kubectl get podcertificaterequests`.",
+  },
   Created: { on: "Pod", from: "backend", meaning: "A container was made." },
   DNSConfigForming: {
     ...{ on: "Pod", from: "agent" },
@@ -73,6 +83,11 @@ export const EVENT_REASONS: Readonly<Record<string, EventReason>> = {
     meaning: "The pod ran longer than its `activeDeadlineSeconds`.",
     cure: "Give it more time, or less to do.",
   },
+  Denied: {
+    ...{ on: "Pod", from: "agent" },
+    meaning: "A signer refuses to issue a certificate that a volume of the pod wants; it is not asked again.",
+    cure: "Change the volume's source, or what the signer allows, and make the pod again.",
+  },
   ErrImageNeverPull: {
     ...{ on: "Pod", from: "backend" },
     meaning: "`imagePullPolicy: Never`, and the image is not on the backend's host.",
@@ -85,7 +100,8 @@ export const EVENT_REASONS: Readonly<Record<string, EventReason>> = {
   },
   Failed: {
     ...{ on: "Pod", from: "agent, backend" },
-    meaning: "A container could not be made: its image, its configuration or its command; the message says which.",
+    meaning:
+      "A container could not be made: its image, its configuration or its command; the message says which. Or a signer could not issue the pod's certificate.",
     cure: "Do what the message says; CreateContainerConfigError names a ConfigMap, Secret or key that is missing.",
   },
   EvictionHeld: {

@@ -14,6 +14,7 @@ import { withoutSecrets } from "../podspec/references/pod-secrets.ts";
 import { PodClaims } from "../podspec/references/claims.ts";
 import { PodCsiVolumes } from "../podspec/references/csi-volumes.ts";
 import { DISK_PREFIX, PodDisks } from "../podspec/references/disks.ts";
+import { PodCertificates } from "../podspec/references/pod-certificates.ts";
 import { ReferenceCache } from "../podspec/references/references.ts";
 import { TokenManager } from "../podspec/references/tokens.ts";
 import { TrustBundles } from "../podspec/references/trust-bundles.ts";
@@ -46,37 +47,20 @@ export interface NodePods {
 
 /** @param acting the API server for what only the leader does */
 export function createPods(options: NodeAgentOptions, acting: Kube, backend: BackendInfo, own: OwnNode): NodePods {
-  const { node, events, services, clusterId, clock, random, logger, metrics } = options;
+  const { node, events, clusterId, clock, random, logger, metrics } = options;
   const changed = (podUid: string) => controller.requeue(podUid);
-  const onDenied = () => metrics.referencesDenied.inc();
-  const references = new ReferenceCache({
-    kube: acting,
-    services,
-    clock,
-    random,
-    logger,
-    onChange: changed,
-    onDenied,
-  });
-  const onFailure = () => metrics.tokenFailures.inc();
-  const tokens = new TokenManager({ kube: acting, clock, random, logger, onChange: changed, onFailure });
-  const trustBundles = new TrustBundles({ kube: acting, clock, random, logger, onChange: changed, onDenied });
+  const event: NodePods["controller"]["event"] = (pod, podEvent) => controller.event(pod, podEvent);
+  const sources = createSources(options, acting, own, { changed, event });
   const allocation = new NodeAllocation();
   const isLive = (podUid: string) => {
     const pod = controller.store.get(podUid);
     return pod !== undefined && !isTerminal(pod);
   };
   const { volumesInUse, disks } = createDisks(options, acting, own, { changed, isLive });
-  const claims = new PodClaims({ kube: acting, clock, random, onChange: changed });
-  const csi = new PodCsiVolumes({ kube: acting, tokens, clock, random, onChange: changed });
   const renderer = new PodRenderer({
     kube: acting,
-    references,
-    tokens,
-    trustBundles,
+    ...sources,
     disks,
-    claims,
-    csi,
     node: () => own.current,
     facts: () => nodeFacts(options, own),
     backend: () => backend.forPods(),
@@ -85,7 +69,8 @@ export function createPods(options: NodeAgentOptions, acting: Kube, backend: Bac
     allowedUnsafeSysctls: node.allowedUnsafeSysctls,
     clusterResources: node.clusterResources,
     runtimeHandlers: node.runtimeHandlers,
-    imageCredentials: node.imageCredentialProvider && credentials(node.imageCredentialProvider, tokens, options),
+    imageCredentials:
+      node.imageCredentialProvider && credentials(node.imageCredentialProvider, sources.tokens, options),
   });
   const provider = withoutSecrets(instrument(options.provider, metrics, clock), (id, text) =>
     renderer.redact(parseMachineId(clusterId, id) ?? "", text),
@@ -95,7 +80,7 @@ export function createPods(options: NodeAgentOptions, acting: Kube, backend: Bac
         provider,
         isActive: () => backend.leavesProbes,
         onChange: changed,
-        event: (pod, event) => controller.event(pod, event),
+        event,
         clock,
         logger,
       })
@@ -136,10 +121,33 @@ export function createPods(options: NodeAgentOptions, acting: Kube, backend: Bac
     disks,
     volumesInUse,
     close: () => {
-      for (const part of [references, tokens, trustBundles, disks, claims, csi]) part.close();
+      for (const source of Object.values(sources)) source.close();
+      disks.close();
       prober?.close();
       controller.close();
     },
+  };
+}
+
+/** What machines are rendered from besides their pods and persistent volumes. */
+function createSources(
+  options: NodeAgentOptions,
+  acting: Kube,
+  own: OwnNode,
+  hooks: { changed: (podUid: string) => void; event: NodePods["controller"]["event"] },
+) {
+  const { node, services, clock, random, logger, metrics } = options;
+  const parts = { kube: acting, clock, random, logger, onChange: hooks.changed };
+  const onDenied = () => metrics.referencesDenied.inc();
+  const onFailure = () => metrics.tokenFailures.inc();
+  const tokens = new TokenManager({ ...parts, onFailure });
+  return {
+    references: new ReferenceCache({ ...parts, services, onDenied }),
+    tokens,
+    trustBundles: new TrustBundles({ ...parts, onDenied }),
+    certificates: new PodCertificates({ ...parts, nodeName: node.name, node: () => own.current, event: hooks.event }),
+    claims: new PodClaims(parts),
+    csi: new PodCsiVolumes({ ...parts, tokens }),
   };
 }
 

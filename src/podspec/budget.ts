@@ -35,8 +35,12 @@ export const POD_LIMITS = {
   namespaceReferenceBytes: 64 * MIB,
   /** Service-account tokens: each is asked for, and renewed. */
   tokens: 32,
-  /** Trust anchors: each is looked for among all ClusterTrustBundles whenever one changes. */
+  /** Trust anchors by signer: for each all ClusterTrustBundles are looked through whenever one changes. */
   trustBundles: 32,
+  /** Trust anchors by name. */
+  namedTrustBundles: 1000,
+  /** Certificates of the pod's own: for each a key is made, which takes up to seconds. */
+  certificates: 16,
   pullSecrets: 32,
   /** Credentials in all pull secrets together, and their bytes. */
   registries: 500,
@@ -105,7 +109,7 @@ export class PodBudget {
 /** What is wrong with how many things the pod has, before anything is read for it; undefined when nothing is. */
 export function shapeProblem(
   pod: Pod,
-  counts: { references: number; tokens: number; trustBundles: number },
+  counts: Readonly<Record<"references" | "tokens" | "trustBundles" | "namedTrustBundles" | "certificates", number>>,
 ): string | undefined {
   const {
     initContainers = [],
@@ -120,7 +124,9 @@ export function shapeProblem(
     [imagePullSecrets.length, POD_LIMITS.pullSecrets, "image pull secrets"],
     [counts.references, POD_LIMITS.references, "ConfigMaps and Secrets"],
     [counts.tokens, POD_LIMITS.tokens, "service-account tokens"],
-    [counts.trustBundles, POD_LIMITS.trustBundles, "sources of trust anchors"],
+    [counts.trustBundles, POD_LIMITS.trustBundles, "sources of trust anchors by signer"],
+    [counts.namedTrustBundles, POD_LIMITS.namedTrustBundles, "sources of trust anchors by name"],
+    [counts.certificates, POD_LIMITS.certificates, "pod certificates"],
   ];
   const [count, limit, what] = all.find(([count, limit]) => count > limit) ?? [];
   return what && `the pod has ${count} ${what}, this node takes at most ${limit}`;

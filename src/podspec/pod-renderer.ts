@@ -35,8 +35,16 @@ import { judgeResize } from "./admission/resize.ts";
 import { checkRuntimeClass, type HandlerLookup } from "./admission/runtime-class.ts";
 import type { TokenManager } from "./references/tokens.ts";
 import type { TrustBundles } from "./references/trust-bundles.ts";
+import type { PodCertificates } from "./references/pod-certificates.ts";
 import { renderVolume } from "./render/volumes.ts";
-import { isServiceAccountVolume, tokenWishes, trustWishes, usedVolumes, volumeKind } from "./pod-volumes.ts";
+import {
+  certificateWishes,
+  isServiceAccountVolume,
+  tokenWishes,
+  trustWishes,
+  usedVolumes,
+  volumeKind,
+} from "./pod-volumes.ts";
 import type { ImageCredentials } from "./references/credential-provider.ts";
 
 export interface PodRendererOptions {
@@ -44,6 +52,7 @@ export interface PodRendererOptions {
   references: ReferenceCache;
   tokens: TokenManager;
   trustBundles: TrustBundles;
+  certificates: PodCertificates;
   disks: PodDisks;
   claims: PodClaims;
   csi: PodCsiVolumes;
@@ -157,10 +166,11 @@ export class PodRenderer {
     const known = this.#options.references.version(uid);
     const tokens = files ? (this.#options.tokens.version(uid, tokenWishes(pod)) ?? "none") : "";
     const anchors = files ? this.#options.trustBundles.version(trustWishes(pod)) : "";
+    const certificates = files ? (this.#options.certificates.version(uid, certificateWishes(pod)) ?? "none") : "";
     const generation = pod.metadata?.generation ?? 0;
     // The downward API shows labels and annotations, which change without a new generation.
     const metadata = usesMetadata(pod) ? JSON.stringify([pod.metadata?.labels, pod.metadata?.annotations]) : "";
-    return [generation, known ?? "unread", tokens, anchors, metadata].join("|");
+    return [generation, known ?? "unread", tokens, anchors, certificates, metadata].join("|");
   }
 
   /**
@@ -321,6 +331,7 @@ export class PodRenderer {
     this.#options.references.release(podUid);
     this.#options.tokens.release(podUid);
     this.#options.trustBundles.release(podUid);
+    this.#options.certificates.release(podUid);
     this.#options.disks.release(podUid);
     this.#options.claims.release(podUid);
     this.#options.csi.release(podUid);
@@ -454,6 +465,7 @@ export class PodRenderer {
     this.#options.references.track(pod, podReferences(pod, { files }));
     const wishes = files ? tokenWishes(pod) : [];
     const anchors = files ? trustWishes(pod) : [];
+    const ownCertificates = files ? certificateWishes(pod) : [];
     // While it waits for one object, another that was read already may change. Objects in the cache are read again
     // without waiting, and a version from before the read is never too new.
     for (let round = 1; ; round++) {
@@ -464,8 +476,13 @@ export class PodRenderer {
         this.#options.trustBundles.get(pod, anchors, signal),
       ]);
       if (problem !== undefined) return { ok: false, problem };
+      const certificates = this.#options.certificates.get(pod, ownCertificates);
       if (this.#sources(pod) === sources || round === READ_ROUNDS)
-        return { ok: true, references: { ...this.#options.references.references(pod), tokens, trustBundles }, sources };
+        return {
+          ok: true,
+          references: { ...this.#options.references.references(pod), tokens, trustBundles, certificates },
+          sources,
+        };
     }
   }
 }

@@ -1,7 +1,7 @@
 /** Facts about a pod's volumes that need nothing but the pod: which are used, of which kind, with which tokens. */
 import { allContainersOf } from "../kube/pod.ts";
 import type { Pod } from "../kube/wire.ts";
-import { tokenKey, trustKey, type TokenWish, type TrustWish } from "./types.ts";
+import { tokenKey, trustKey, type CertificateWish, type TokenWish, type TrustWish } from "./types.ts";
 
 export type PodVolume = NonNullable<NonNullable<Pod["spec"]>["volumes"]>[number];
 
@@ -91,6 +91,22 @@ export function trustWishes(pod: Pod): TrustWish[] {
     }
   }
   return [...wishes.values()];
+}
+
+/** Certificates that the pod's volumes want. */
+export function certificateWishes(pod: Pod): CertificateWish[] {
+  return usedVolumes(pod).flatMap(({ volume }) =>
+    (volume.projected?.sources ?? []).flatMap(({ podCertificate }, index) => {
+      if (!podCertificate) return [];
+      const { signerName, keyType, maxExpirationSeconds, userAnnotations } = podCertificate;
+      return [{ key: certificateKey(volume.name, index), signerName, keyType, maxExpirationSeconds, userAnnotations }];
+    }),
+  );
+}
+
+/** What tells the certificate of one source, by its place in the volume, from the pod's others. */
+export function certificateKey(volume: string, index: number): string {
+  return `${volume}/${index}`;
 }
 
 /** The wish of one projected source; the API server lets none pass that names neither. */

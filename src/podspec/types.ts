@@ -51,6 +51,8 @@ export interface References {
   tokens: ReadonlyMap<string, Lookup<string>>;
   /** Trust anchors in PEM by `trustKey`; absent of none was found. */
   trustBundles?: ReadonlyMap<string, Lookup<string>> | undefined;
+  /** Pod certificates by `CertificateWish.key`. */
+  certificates?: ReadonlyMap<string, Lookup<CertificateBundle>> | undefined;
   /** Persistent volumes by their names in the pod. Absent: not looked at, for a machine that is there has its own. */
   disks?: ReadonlyMap<string, DiskLookup> | undefined;
   /** As `disks`. */
@@ -115,6 +117,23 @@ export type TrustWish =
       /** Undefined selects nothing, an empty one everything. */
       labelSelector: LabelSelector | undefined;
     };
+
+/** The certificate that a source of a projected volume wants. */
+export interface CertificateWish {
+  /** Each source has its own: see `certificateKey`. */
+  key: string;
+  signerName: string;
+  keyType: string;
+  maxExpirationSeconds?: number | undefined;
+  userAnnotations?: Readonly<Record<string, string>> | undefined;
+}
+
+/** Texts in PEM. */
+export interface CertificateBundle {
+  privateKey: string;
+  /** The pod's certificate first. */
+  chain: string;
+}
 
 interface LabelSelector {
   readonly matchLabels?: Readonly<Record<string, string>>;

@@ -1,4 +1,5 @@
 /** What keeps certificates and keys in files from being used, before a connection fails by them. */
+import * as der from "./der.ts";
 import { createPrivateKey, X509Certificate } from "node:crypto";
 import { createSecureContext } from "node:tls";
 import { toError } from "./errors.ts";
@@ -34,4 +35,21 @@ export function pairFault(
   if (!new X509Certificate(pair.cert).checkPrivateKey(key))
     return `${names.key} is not the key of the certificate in ${names.cert}`;
   return undefined;
+}
+
+const BEGIN = "-----BEGIN CERTIFICATE-----";
+const END = "-----END CERTIFICATE-----";
+
+/**
+ * The certificates of a text, each in PEM with lines of 64 characters. What stands between them, only for people, is
+ * left out.
+ */
+export function certificatesIn(pem: string): string[] {
+  return pem
+    .split(BEGIN)
+    .slice(1)
+    .flatMap((part) => {
+      const [body, ...rest] = part.split(END);
+      return rest.length === 0 ? [] : [der.pem("CERTIFICATE", Buffer.from(body ?? "", "base64"))];
+    });
 }

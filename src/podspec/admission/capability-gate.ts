@@ -247,11 +247,6 @@ export const REFUSED_FEATURES: readonly RefusedFeature[] = [
     find: (pod) => volumePaths(pod, (v) => (v.emptyDir?.medium?.startsWith("HugePages") ? [".emptyDir.medium"] : [])),
   },
   {
-    field: "spec.volumes.projected.sources.podCertificate",
-    why: "pod certificates are not issued by this node",
-    find: (pod) => findSources(pod, "podCertificate"),
-  },
-  {
     field: "spec.containers.volumeMounts.recursiveReadOnly: Enabled",
     why: "recursive read-only mounts are not supported by this node",
     find: (pod) => findMounts(pod, (m) => m.recursiveReadOnly === "Enabled", ".recursiveReadOnly"),
@@ -574,12 +569,6 @@ function findFileVolumes(pod: Pod): string[] {
 function findOtherVolumes(pod: Pod): string[] {
   const known: readonly string[] = SUPPORTED_VOLUME_KINDS;
   return volumePaths(pod, (volume) => (known.includes(volumeKind(volume)) ? [] : [`.${volumeKind(volume)}`]));
-}
-
-function findSources(pod: Pod, kind: "podCertificate"): string[] {
-  return volumePaths(pod, (volume) =>
-    paths(volume.projected?.sources, ".projected.sources", (source) => isSet(source[kind]), `.${kind}`),
-  );
 }
 
 function findMounts(

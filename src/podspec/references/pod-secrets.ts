@@ -128,13 +128,14 @@ export function withoutSecrets(provider: Provider, redact: (machineId: string, t
   });
 }
 
-function* secretValues({ secrets, tokens }: References): Iterable<string> {
+function* secretValues({ secrets, tokens, certificates }: References): Iterable<string> {
   for (const lookup of secrets.values()) {
     if (lookup.kind !== "found") continue;
     for (const value of Object.values(lookup.object.data ?? {}))
       yield Buffer.from(value.slice(0, MAX_ENCODED), "base64").toString("utf8");
   }
   for (const lookup of tokens.values()) if (lookup.kind === "found") yield lookup.object;
+  for (const lookup of certificates?.values() ?? []) if (lookup.kind === "found") yield lookup.object.privateKey;
 }
 
 function passwords(auth: readonly RegistryAuth[]): string[] {

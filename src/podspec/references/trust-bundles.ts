@@ -15,6 +15,7 @@ import { isSubset, matchesRequirements } from "../../resources/labels.ts";
 import type { Logger } from "../../telemetry/logger.ts";
 import { linkAbort, pause, unlessAborted } from "../../util/abort.ts";
 import type { Clock } from "../../util/clock.ts";
+import { certificatesIn } from "../../util/pem.ts";
 import type { Random } from "../../util/random.ts";
 import { trustKey, type Lookup, type TrustWish } from "../types.ts";
 
@@ -50,7 +51,7 @@ export class TrustBundles {
   readonly #pods = new Map<string, Holder>();
   readonly #closed = new AbortController();
   readonly #answered = Promise.withResolvers<void>();
-  /** Certificates of a bundle, in base64: pods name the same ones again and again. */
+  /** Certificates of a bundle: pods name the same ones again and again. */
   readonly #certificates = new WeakMap<TrustBundle, readonly string[]>();
   #isStarted = false;
   /** Why they are not known; undefined while they are. */
@@ -174,7 +175,7 @@ export class TrustBundles {
     if (bundles.length === 0) return { kind: "absent" };
     // Each once, in an order that is the same for the same certificates: the machine's file changes only if they do.
     const unique = new Set(bundles.flatMap((bundle) => this.#certificatesOf(bundle)));
-    return { kind: "found", object: [...unique].toSorted().map(toPem).join("") };
+    return { kind: "found", object: [...unique].toSorted().join("") };
   }
 
   #certificatesOf(bundle: TrustBundle): readonly string[] {
@@ -182,24 +183,4 @@ export class TrustBundles {
     this.#certificates.set(bundle, known);
     return known;
   }
-}
-
-const BEGIN = "-----BEGIN CERTIFICATE-----";
-const END = "-----END CERTIFICATE-----";
-
-/** The contents of the blocks, in base64 without line breaks; what stands between the blocks is only for people. */
-function certificatesIn(pem: string): string[] {
-  return pem
-    .split(BEGIN)
-    .slice(1)
-    .flatMap((part) => {
-      const [body, ...rest] = part.split(END);
-      return rest.length === 0 ? [] : [Buffer.from(body ?? "", "base64").toString("base64")];
-    });
-}
-
-function toPem(base64: string): string {
-  const lines: string[] = [];
-  for (let at = 0; at < base64.length; at += 64) lines.push(base64.slice(at, at + 64));
-  return [BEGIN, ...lines, END, ""].join("\n");
 }

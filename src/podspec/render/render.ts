@@ -24,6 +24,7 @@ import {
   trustWishes,
   usedVolumes,
   volumeKind,
+  certificateWishes,
 } from "../pod-volumes.ts";
 import { registryAuth } from "../references/pull-secrets.ts";
 import { podReferences } from "../references/references.ts";
@@ -159,8 +160,15 @@ function containerFailed(message: string, fieldPath: string): PodEvent {
  * it.
  */
 export function podShapeProblem(pod: Pod, options: { files: boolean }): string | undefined {
-  const [tokens, trustBundles] = options.files ? [tokenWishes(pod).length, trustWishes(pod).length] : [0, 0];
-  return shapeProblem(pod, { references: podReferences(pod, options).length, tokens, trustBundles });
+  const anchors = options.files ? trustWishes(pod) : [];
+  const namedTrustBundles = anchors.filter((wish) => "name" in wish).length;
+  return shapeProblem(pod, {
+    references: podReferences(pod, options).length,
+    tokens: options.files ? tokenWishes(pod).length : 0,
+    trustBundles: anchors.length - namedTrustBundles,
+    namedTrustBundles,
+    certificates: options.files ? certificateWishes(pod).length : 0,
+  });
 }
 
 /** kubelet: what keeps a pod as a whole from being started. */

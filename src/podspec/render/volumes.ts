@@ -11,10 +11,10 @@ import { success } from "../../util/result.ts";
 import { Budget, OverBudgetError, POD_LIMITS, shortened } from "../budget.ts";
 import { missingMessage } from "./env.ts";
 import { fieldValue, resourceValue } from "./field-refs.ts";
-import { tokenKey, trustKey, type Lookup, type NodeFacts, type References } from "../types.ts";
+import { tokenKey, trustKey, type CertificateBundle, type Lookup, type NodeFacts, type References } from "../types.ts";
 import { cleanPath, filePathProblem } from "./paths.ts";
 import { sharedUser } from "./security.ts";
-import { type PodVolume, tokenWish, trustWish, type VolumeKind, volumeKind } from "../pod-volumes.ts";
+import { certificateKey, type PodVolume, tokenWish, trustWish, type VolumeKind, volumeKind } from "../pod-volumes.ts";
 
 const DEFAULT_MODE = 0o644;
 
@@ -107,7 +107,7 @@ function collectFiles(pod: Pod, volume: PodVolume, references: References, node:
   };
   const defaultMode =
     (volume.projected ?? volume.configMap ?? volume.secret ?? volume.downwardAPI)?.defaultMode ?? DEFAULT_MODE;
-  for (const source of sourcesOf(volume)) {
+  for (const [index, source] of sourcesOf(volume).entries()) {
     if (source.configMap)
       problems.push(...putKeys("configmap", source.configMap, references.configMaps, defaultMode, put));
     else if (source.secret) problems.push(...putKeys("secret", source.secret, references.secrets, defaultMode, put));
@@ -116,6 +116,10 @@ function collectFiles(pod: Pod, volume: PodVolume, references: References, node:
       problems.push(...putToken(pod, source.serviceAccountToken, references, defaultMode, put));
     else if (source.clusterTrustBundle)
       problems.push(...putTrustBundle(pod, source.clusterTrustBundle, references, defaultMode, put));
+    else if (source.podCertificate) {
+      const found = references.certificates?.get(certificateKey(volume.name, index));
+      problems.push(...putCertificate(source.podCertificate, found, ownersEntry(pod, defaultMode), put));
+    }
   }
   problems.push(...nestingProblems(tree));
   if (problems.length > 0) return { ok: false, message: aggregate(problems) };
@@ -141,6 +145,13 @@ interface Source {
   readonly downwardAPI?: FieldSource | undefined;
   readonly serviceAccountToken?: TokenSource | undefined;
   readonly clusterTrustBundle?: TrustSource | undefined;
+  readonly podCertificate?: CertificateSource | undefined;
+}
+
+interface CertificateSource {
+  readonly credentialBundlePath?: string;
+  readonly keyPath?: string;
+  readonly certificateChainPath?: string;
 }
 
 interface FieldSource {
@@ -218,6 +229,21 @@ function putTrustBundle(
     ];
   const anchors = found.kind === "found" ? found.object : "";
   put(source.path, contentOf(anchors), ownersEntry(pod, defaultMode));
+  return [];
+}
+
+/** The pod's certificate and its key, in one file or in two; returns what is wrong. */
+function putCertificate(
+  source: CertificateSource,
+  found: Lookup<CertificateBundle> | undefined,
+  entry: { mode: number; uid?: number },
+  put: Put,
+): string[] {
+  if (found?.kind !== "found") return [found?.kind === "unknown" ? found.message : "not asked for yet"];
+  const { privateKey, chain } = found.object;
+  if (source.credentialBundlePath) put(source.credentialBundlePath, contentOf(privateKey + chain), entry);
+  if (source.keyPath) put(source.keyPath, contentOf(privateKey), entry);
+  if (source.certificateChainPath) put(source.certificateChainPath, contentOf(chain), entry);
   return [];
 }
 

@@ -31,15 +31,7 @@ export function controlPlaneVersion(): string {
  */
 export async function buildControlPlane(): Promise<string> {
   const version = controlPlaneVersion();
-  const [major, minor] = version.split(".");
-  const flags = {
-    "k8s.io/component-base/version.gitVersion": `v${version}`,
-    "k8s.io/component-base/version.gitMajor": major,
-    "k8s.io/component-base/version.gitMinor": minor,
-    "k8s.io/client-go/pkg/version.gitVersion": `v${version}`,
-  };
-  const ldflags = ["-s", "-w", ...Object.entries(flags).map(([name, value]) => `-X ${name}=${value}`)].join(" ");
-  const args = ["build", "-trimpath", "-ldflags", ldflags];
+  const args = ["build", "-trimpath", "-ldflags", versionFlags(version)];
   if (version === kubernetesVersion)
     return buildGo({ name: "controlplane", module: controlPlaneModule, sources: ["main.go"], args, target: "." });
   const main = join(controlPlaneModule, "main.go");
@@ -51,6 +43,18 @@ export async function buildControlPlane(): Promise<string> {
       await runCommand("go", [verb, "-mod=mod", ...rest, "-o", temporary, "."], { cwd, env: goEnv() });
     }),
   );
+}
+
+/** What the linker is told: no symbols, and how the programs of that release of Kubernetes call themselves. */
+function versionFlags(version: string): string {
+  const [major, minor] = version.split(".");
+  const flags = {
+    "k8s.io/component-base/version.gitVersion": `v${version}`,
+    "k8s.io/component-base/version.gitMajor": major,
+    "k8s.io/component-base/version.gitMinor": minor,
+    "k8s.io/client-go/pkg/version.gitVersion": `v${version}`,
+  };
+  return ["-s", "-w", ...Object.entries(flags).map(([name, value]) => `-X ${name}=${value}`)].join(" ");
 }
 
 /** virtual-kubelet's own e2e suite as a test binary (`go test -c`). */
@@ -86,13 +90,16 @@ export function buildMetricsServer(): Promise<string> {
   });
 }
 
-/** Kubernetes' own e2e suite (Ginkgo). Without `-vet=off` it would vet every dependency. About 15 CPU minutes when nothing is cached. */
+/**
+ * Kubernetes' own e2e suite (Ginkgo). Without `-vet=off` it would vet every dependency; without its version it finds no
+ * pods that the Pod Security Standards admit. About 15 CPU minutes when nothing is cached.
+ */
 export function buildKubernetesSuite(): Promise<string> {
   return buildGo({
     name: "kubernetes-e2e",
     module: kubernetesModule,
     sources: [],
-    args: ["test", "-c", "-vet=off", "-trimpath", "-ldflags", "-s -w"],
+    args: ["test", "-c", "-vet=off", "-trimpath", "-ldflags", versionFlags(kubernetesVersion)],
     target: "k8s.io/kubernetes/test/e2e",
   });
 }

@@ -16,7 +16,7 @@ import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
 import { systemRandom } from "../../../src/util/random.ts";
 import { node as facts } from "../../unit/podspec/fixtures.ts";
-import { claimsFrom, csiFrom, disksFrom } from "../../support/disks.ts";
+import { certificatesFrom, claimsFrom, csiFrom, disksFrom } from "../../support/disks.ts";
 
 const configMaps = resourcePath({ resource: "configmaps", namespace: "default" });
 
@@ -98,6 +98,7 @@ describe("rendering against an API server", () => {
       disks: disksFrom({ kube: asNode, clock }),
       claims: claimsFrom({ kube: asNode, clock }),
       csi: csiFrom({ kube: asNode, clock }),
+      certificates: certificatesFrom({ kube: asNode, clock }),
       node: () => node,
       facts: () => facts,
       backend: () => ({ name: "test", capabilities: new Set(ALL_CAPABILITIES) }),

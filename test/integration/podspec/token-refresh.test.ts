@@ -20,7 +20,7 @@ import { systemClock } from "../../../src/util/clock.ts";
 import { systemRandom } from "../../../src/util/random.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
 import { node as facts } from "../../unit/podspec/fixtures.ts";
-import { claimsFrom, csiFrom, disksFrom } from "../../support/disks.ts";
+import { certificatesFrom, claimsFrom, csiFrom, disksFrom } from "../../support/disks.ts";
 
 /** What the API server's admission writes into every pod. */
 const LIFE_S = 3607;
@@ -91,6 +91,7 @@ beforeEach(async () => {
     disks: disksFrom({ kube: asNode, clock }),
     claims: claimsFrom({ kube: asNode, clock }),
     csi: csiFrom({ kube: asNode, clock }),
+    certificates: certificatesFrom({ kube: asNode, clock }),
     node: () => node,
     facts: () => facts,
     backend: () => ({ name: "memory", capabilities: new Set(capabilities) }),

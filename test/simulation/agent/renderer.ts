@@ -12,7 +12,7 @@ import { parseResourceList } from "../../../src/resources/pod-resources.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import type { Clock } from "../../../src/util/clock.ts";
 import type { Random } from "../../../src/util/random.ts";
-import { claimsFrom, csiFrom, disksFrom } from "../../support/disks.ts";
+import { certificatesFrom, claimsFrom, csiFrom, disksFrom } from "../../support/disks.ts";
 import type { PodDisks } from "../../../src/podspec/references/disks.ts";
 import { CLUSTER, NODE } from "../world/names.ts";
 import type { World } from "../world/world.ts";
@@ -71,6 +71,7 @@ export function rendererOf({ world, kube, clock, random, allocation, requeue, di
     disks: disks ?? disksFrom(wiring),
     claims: claimsFrom(wiring),
     csi: csiFrom(wiring),
+    certificates: certificatesFrom(wiring),
     node: () => world.capacity.node,
     facts,
     backend: () => BACKEND,

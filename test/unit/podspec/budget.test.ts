@@ -224,8 +224,14 @@ describe("pull secrets", () => {
   });
 });
 
+type ProjectedSources = NonNullable<NonNullable<NonNullable<PodSpec["volumes"]>[number]["projected"]>["sources"]>;
+
 describe("a pod", () => {
   const sandbox = "FailedCreatePodSandBox: Failed to create pod sandbox: ";
+  const projecting = (sources: ProjectedSources): Partial<PodSpec> => ({
+    containers: [{ name: "app", volumeMounts: [{ name: "v", mountPath: "/v" }] }],
+    volumes: [{ name: "v", projected: { sources } }],
+  });
 
   test.each<[string, Partial<PodSpec>]>([
     ["1001 containers", { containers: times(1001, (i) => ({ name: `c${i}`, image: "nginx" })) }],
@@ -237,29 +243,21 @@ describe("a pod", () => {
     ],
     [
       "33 service-account tokens",
-      {
-        containers: [{ name: "app", volumeMounts: [{ name: "v", mountPath: "/v" }] }],
-        volumes: [
-          {
-            name: "v",
-            projected: {
-              sources: times(33, (i) => ({ serviceAccountToken: { path: `t${i}`, audience: `a${i}` } })),
-            },
-          },
-        ],
-      },
+      projecting(times(33, (i) => ({ serviceAccountToken: { path: `t${i}`, audience: `a${i}` } }))),
     ],
     [
-      "33 sources of trust anchors",
-      {
-        containers: [{ name: "app", volumeMounts: [{ name: "v", mountPath: "/v" }] }],
-        volumes: [
-          {
-            name: "v",
-            projected: { sources: times(33, (i) => ({ clusterTrustBundle: { path: `t${i}`, name: `b${i}` } })) },
-          },
-        ],
-      },
+      "33 sources of trust anchors by signer",
+      projecting(times(33, (i) => ({ clusterTrustBundle: { path: `t${i}`, signerName: `s.io/${i}` } }))),
+    ],
+    [
+      "1001 sources of trust anchors by name",
+      projecting(times(1001, (i) => ({ clusterTrustBundle: { path: `t${i}`, name: `b${i}` } }))),
+    ],
+    [
+      "17 pod certificates",
+      projecting(
+        times(17, (i) => ({ podCertificate: { keyPath: `k${i}`, signerName: "s.io/s", keyType: "ED25519" } })),
+      ),
     ],
   ])("of %s is held", (what, spec) => {
     expect(held(renderMachineSpec(inputFor(podWith(spec))))).toContain(

@@ -289,10 +289,6 @@ const REFUSED: readonly (readonly [path: string, pod: Pod])[] = [
   ["spec.volumes[0].iscsi", mounted({ iscsi: { targetPortal: "t", iqn: "i", lun: 0 } })],
   ["spec.volumes[0].nfs", mounted({ nfs: { server: "s", path: "/" } })],
   ["spec.volumes[0].emptyDir.medium", mounted({ emptyDir: { medium: "HugePages" } })],
-  [
-    "spec.volumes[0].projected.sources[0].podCertificate",
-    mounted({ projected: { sources: [{ podCertificate: { keyType: "k", signerName: "s" } }] } }),
-  ],
   ["spec.containers[0].volumeMounts[0].recursiveReadOnly", withMount({ recursiveReadOnly: "Enabled" })],
   [
     "spec.containers[0].env[0].valueFrom.fileKeyRef",

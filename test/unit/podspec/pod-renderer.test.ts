@@ -12,7 +12,7 @@ import { TrustBundles } from "../../../src/podspec/references/trust-bundles.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { settle, VirtualClock } from "../../support/virtual-clock.ts";
 import { failure, FakeKube, isAbout } from "./fake-kube.ts";
-import { claimsFrom, csiFrom, disksFrom } from "../../support/disks.ts";
+import { certificatesFrom, claimsFrom, csiFrom, disksFrom } from "../../support/disks.ts";
 import { node as facts, podWith, podWithContainer } from "./fixtures.ts";
 
 const registered: Node = {
@@ -66,6 +66,7 @@ describe("PodRenderer", () => {
       disks: disksFrom({ kube, clock }),
       claims: claimsFrom({ kube, clock }),
       csi: csiFrom({ kube, clock }),
+      certificates: certificatesFrom({ kube, clock }),
       node: () => registered,
       facts: () => facts,
       backend: () => ({ name: "test", capabilities }),

@@ -1,7 +1,7 @@
 import { posix } from "node:path";
 import * as fc from "fast-check";
 import { describe, expect, test } from "vitest";
-import { trustKey, type Lookup, type References } from "../../../src/podspec/types.ts";
+import { trustKey, type CertificateBundle, type Lookup, type References } from "../../../src/podspec/types.ts";
 import { filesVersion, renderVolume } from "../../../src/podspec/render/volumes.ts";
 import { tokenWishes, trustWish, type PodVolume } from "../../../src/podspec/pod-volumes.ts";
 import {
@@ -238,6 +238,38 @@ describe("trust anchors of a projected volume", () => {
     ["ClusterTrustBundle projection requires either name or signerName to be set", {}, undefined],
   ])("hold the pod with %j", (message, source, lookup) => {
     expect(render(...trustBundle(source, lookup))).toEqual({ ok: false, message });
+  });
+});
+
+describe("a certificate of a projected volume", () => {
+  const bundle = found({ privateKey: "KEY\n", chain: "CERT\n" });
+  const certificate = (paths: object, lookup?: Lookup<CertificateBundle>, spec?: Partial<PodSpec>) => {
+    const podCertificate = { signerName: "s.io/s", keyType: "ED25519", ...paths };
+    // It is the volume's second source.
+    const sources = [{ downwardAPI: { items: [] } }, { podCertificate }];
+    const references = { ...referencesWith({}), ...(lookup && { certificates: new Map([["v/1", lookup]]) }) };
+    return [{ projected: { sources } }, references, spec] as const;
+  };
+
+  test("is one file with its key, or two", () => {
+    const paths = { credentialBundlePath: "both.pem", keyPath: "key.pem", certificateChainPath: "cert.pem" };
+    expect(files(...certificate(paths, bundle))).toEqual([
+      { path: "both.pem", mode: "644", text: "KEY\nCERT\n" },
+      { path: "cert.pem", mode: "644", text: "CERT\n" },
+      { path: "key.pem", mode: "644", text: "KEY\n" },
+    ]);
+  });
+
+  test("belongs to the pod's one user alone", () => {
+    const spec = { securityContext: { runAsUser: 1000 } };
+    expect(files(...certificate({ keyPath: "k" }, bundle, spec))).toMatchObject([{ mode: "600", uid: 1000 }]);
+  });
+
+  test.each<[message: string, lookup: Lookup<CertificateBundle> | undefined]>([
+    ["not asked for yet", undefined],
+    ["credential bundle is not issued yet", { kind: "unknown", message: "credential bundle is not issued yet" }],
+  ])("holds the pod with %j", (message, lookup) => {
+    expect(render(...certificate({ keyPath: "k" }, lookup))).toEqual({ ok: false, message });
   });
 });
 
