@@ -328,13 +328,8 @@ export class PodRenderer {
     this.#options.allocation.release(podUid);
     this.#takenIn.delete(podUid);
     this.#files.delete(podUid);
-    this.#options.references.release(podUid);
-    this.#options.tokens.release(podUid);
-    this.#options.trustBundles.release(podUid);
-    this.#options.certificates.release(podUid);
-    this.#options.disks.release(podUid);
-    this.#options.claims.release(podUid);
-    this.#options.csi.release(podUid);
+    const { references, tokens, trustBundles, certificates, disks, claims, csi } = this.#options;
+    for (const source of [references, tokens, trustBundles, certificates, disks, claims, csi]) source.release(podUid);
   }
 
   /** Undefined when the pod may run. */
