@@ -185,6 +185,15 @@ export interface Sandbox {
   applyFiles?(volume: Extract<Volume, { type: "files" }>): Promise<void>;
   /** Capability `resize`. Rejects with ProviderError `invalid` when it can never fit (kubelet: Infeasible). */
   resize?(container: ContainerRef, resources: ContainerResources): Promise<void>;
+  /**
+   * Capability `resize_machine`: the machine's own limits, which the spec has already. `containers` changes those of
+   * its containers, in between: nothing has more than the machine at any time. May be repeated.
+   * @throws ProviderError conflict when it uses more memory; then nothing is changed
+   */
+  resizeMachine?(
+    change: { from: ContainerResources | undefined; to: ContainerResources },
+    containers: () => Promise<void>,
+  ): Promise<void>;
   /** Releases handles; the sandbox lives on. */
   close(): Promise<void>;
 }

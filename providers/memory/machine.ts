@@ -63,6 +63,7 @@ export class MemoryMachine implements ContainerHolder {
   #noticeSeq = 0;
   #fileVersions: FileVersion[] = [];
   #registryAuthVersion: string | undefined;
+  #resources: MachineSpec["resources"];
   #cancelStage: (() => void) | undefined;
   #cancelKill: (() => void) | undefined;
   #killAt = Infinity;
@@ -78,6 +79,7 @@ export class MemoryMachine implements ContainerHolder {
     this.#createdAt = this.#now();
     this.#containers = containersOf(spec).map((container) => new MemoryContainer(this, container));
     this.#registryAuthVersion = spec.registry_auth_version;
+    this.#resources = spec.resources;
     for (const volume of spec.volumes ?? [])
       if (volume.type === "files") {
         this.#fileVersions.push({ volume: volume.name, version: volume.version });
@@ -177,6 +179,7 @@ export class MemoryMachine implements ContainerHolder {
       if (patch.registry_auth !== undefined) this.#registryAuthVersion = patch.registry_auth_version;
       for (const { name, image } of patch.containers ?? [])
         this.container(name)?.redefine({ image }, { restart: true });
+      if (patch.machine_resources !== undefined) this.#resources = patch.machine_resources;
       for (const { container, resources, restart = false } of patch.resources ?? [])
         this.container(container)?.redefine({ resources }, { restart });
       for (const spec of patch.ephemeral_containers ?? []) {
@@ -347,6 +350,7 @@ export class MemoryMachine implements ContainerHolder {
       ...(this.#stoppedAt === undefined ? {} : { stopped_at: this.#stoppedAt }),
       ...(this.#deletedAt === undefined ? {} : { deleted_at: this.#deletedAt }),
       addresses: address === undefined || !this.#sandboxReady ? [] : [{ ip: address }],
+      ...(this.#resources === undefined ? {} : { resources: this.#resources }),
       host: "memory",
       ...(this.#disruption === undefined ? {} : { disruption: this.#disruption }),
       ...(this.#refusal === undefined ? {} : { reason: "UnexpectedAdmissionError", message: this.#refusal }),

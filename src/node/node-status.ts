@@ -27,6 +27,9 @@ function declaredFeatures({ capabilities }: NodeDescription, existing: Node | un
   return [
     // The API server passes WebSockets of exec, attach and port-forward through instead of translating them to SPDY.
     "ExtendWebSocketsToKubelet",
+    // The API server refuses changes of resources that the node does not name here.
+    ...(capabilities?.includes("resize_machine") ? ["InPlacePodLevelResourcesVerticalScaling"] : []),
+    ...(capabilities?.includes("resize") ? ["InPlacePodVerticalScalingInitContainers"] : []),
     // The scheduler binds pods with a rule of that action only to nodes that say so.
     ...(capabilities?.includes("restart_rules") ? ["RestartAllContainersOnContainerExits"] : []),
   ];

@@ -6,7 +6,7 @@
 import type { Pod } from "../kube/wire.ts";
 import type { PodEvent, ResizeOutlook } from "../podspec/types.ts";
 import { isProviderError } from "../provider/errors.ts";
-import type { Machine, MachinePatch } from "../provider/machine.ts";
+import type { ContainerResources, Machine, MachinePatch } from "../provider/machine.ts";
 import type { Provider } from "../provider/provider.ts";
 import type { Clock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
@@ -27,7 +27,7 @@ const DEFERRED_RETRY_MS = 10_000;
 const PROGRESS_RETRY_MS = 1_000;
 
 type Remembered = Pick<PodMemory, "resize" | "retryUpdateAt">;
-type Wishes = NonNullable<MachinePatch["resources"]>;
+type Wishes = Pick<MachinePatch, "resources" | "machine_resources">;
 
 export class ResizeTracker {
   readonly #options: ResizeTrackerOptions;
@@ -56,7 +56,7 @@ export class ResizeTracker {
     if (!known.inProgress) this.#say(pod, "Normal", "ResizeStarted", `Pod resize started: ${outlook.text}`);
     this.#options.guard?.();
     try {
-      const machine = await this.#options.provider.updatePod!(machineId, { resources: wishes }, { signal });
+      const machine = await this.#options.provider.updatePod!(machineId, wishes, { signal });
       this.#options.machines.put(machine);
       if (!hasResources(machine, wishes)) {
         return { resize: { inProgress: {} }, retryUpdateAt: this.#options.clock.monotonic() + PROGRESS_RETRY_MS };
@@ -112,23 +112,32 @@ function resizeStateOf(pod: Pod): ResizeState {
   };
 }
 
-function hasResources(machine: Machine, wishes: Wishes): boolean {
-  return wishes.every(({ container, resources }) => {
-    const now = machine.containers.find(({ name }) => name === container)?.resources;
-    return (["requests", "limits"] as const).every(
-      (list) =>
-        now?.[list]?.cpu_millis === resources[list]?.cpu_millis &&
-        now?.[list]?.memory_bytes === resources[list]?.memory_bytes,
-    );
-  });
+function hasResources(machine: Machine, { resources: wishes = [], machine_resources: own }: Wishes): boolean {
+  const ofContainer = (container: string) => machine.containers.find(({ name }) => name === container)?.resources;
+  return (
+    wishes.every(({ container, resources }) => areSame(ofContainer(container), resources)) &&
+    (own === undefined || areSame(machine.resources, own))
+  );
+}
+
+function areSame(now: ContainerResources | undefined, wanted: ContainerResources): boolean {
+  return (["requests", "limits"] as const).every(
+    (list) =>
+      now?.[list]?.cpu_millis === wanted[list]?.cpu_millis && now?.[list]?.memory_bytes === wanted[list]?.memory_bytes,
+  );
 }
 
 function describe({ metadata, spec }: Pod): string {
-  const containers = (spec?.containers ?? []).map(({ name, resources }) => ({
-    name,
-    resources: { limits: resources?.limits, requests: resources?.requests },
-  }));
-  return JSON.stringify({ containers, generation: metadata?.generation });
+  const of = (resources: NonNullable<Pod["spec"]>["resources"]) => ({
+    limits: resources?.limits,
+    requests: resources?.requests,
+  });
+  const containers = (spec?.containers ?? []).map(({ name, resources }) => ({ name, resources: of(resources) }));
+  return JSON.stringify({
+    ...(spec?.resources && { resources: of(spec.resources) }),
+    containers,
+    generation: metadata?.generation,
+  });
 }
 
 const withErrorText = (text: string, error: string) => JSON.stringify({ ...(JSON.parse(text) as object), error });

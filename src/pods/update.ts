@@ -23,12 +23,13 @@ export class MachineUpdate {
     const difference = await this.#context.renderer.diff(pod, observed.machine, signal);
     const { patch, resize, events, waiting, version } = difference;
     for (const event of events) this.#context.event(pod, event);
-    const { resources, ...rest } = patch ?? {};
+    const { resources, machine_resources, ...rest } = patch ?? {};
+    const wishes = { ...(resources && { resources }), ...(machine_resources && { machine_resources }) };
     if (Object.keys(rest).length > 0) await this.#patch(pod, observed.machine.id, rest, signal);
     const before = this.#context.records.memory(uid).resize;
     this.#context.records.update(
       uid,
-      await this.#resize.follow(pod, observed.machine.id, { outlook: resize, wishes: resources ?? [], before }, signal),
+      await this.#resize.follow(pod, observed.machine.id, { outlook: resize, wishes, before }, signal),
     );
     this.#context.records.update(uid, {
       appliedVersion: version,

@@ -22,7 +22,7 @@ import type { NodeAllocation, OtherPods } from "./admission/allocation.ts";
 import { checkCapabilities } from "./admission/capability-gate.ts";
 import { diffMachine } from "./render/diff.ts";
 import { isSameImage } from "./image-name.ts";
-import { containerResources } from "./render/machine-resources.ts";
+import { containerResources, machineResources } from "./render/machine-resources.ts";
 import type { Backend, NodeFacts, PodEvent, References, MachineChange, Rendered } from "./types.ts";
 import { PodSecrets, saysSomething } from "./references/pod-secrets.ts";
 import { credentialsVersion, registryAuth, wouldLoseCredentials } from "./references/pull-secrets.ts";
@@ -81,7 +81,7 @@ type NotReady = Exclude<Rendered, { kind: "ready" }>;
  * The fields that decide whether a machine has to change, read from a machine or from the specification that it begins
  * with.
  */
-type MachineFacts = Pick<Machine, "file_versions" | "registry_auth_version"> & {
+type MachineFacts = Pick<Machine, "file_versions" | "registry_auth_version" | "resources"> & {
   readonly containers: readonly (Machine["containers"][number] | MachineSpec["containers"][number])[];
 };
 
@@ -179,7 +179,14 @@ export class PodRenderer {
    */
   #machineState(pod: Pod, machine: MachineFacts): string {
     const stale = [...this.#staleFiles(uidOf(pod), machine), ...this.#staleImages(pod, machine)];
-    return [this.#credentialsState(pod, machine), ...stale].join("|");
+    return [this.#credentialsState(pod, machine), ...stale, ...this.#ownSize(machine)].join("|");
+  }
+
+  /** A change that was given up on may still be made, by a backend that has been started again. */
+  #ownSize({ resources }: MachineFacts): string[] {
+    if (!this.#options.backend().capabilities.has("resize_machine")) return [];
+    const { requests, limits } = resources ?? {};
+    return [requests, limits].map((each) => `${each?.cpu_millis ?? ""}/${each?.memory_bytes ?? ""}`);
   }
 
   /**
@@ -251,6 +258,10 @@ export class PodRenderer {
     const ephemeral = renderEphemeralContainers(input, new Set(machine.containers.map(({ name }) => name)));
     const diff = diffMachine(
       {
+        resources: {
+          amounts: machineResources(pod.spec ?? { containers: [] }),
+          areAsked: pod.spec?.resources !== undefined,
+        },
         containers: containersOf(pod).map((container) => ({
           name: container.name,
           image: container.image ?? "",
@@ -269,13 +280,15 @@ export class PodRenderer {
     const resize = judgeResize({
       pod,
       containers,
+      machine: diff.machineResized !== undefined,
       node: this.#options.node(),
       otherPods: this.#options.allocation.others(uidOf(pod)),
       backend,
     });
     const patch: MachinePatch = {
       ...diff.patch,
-      ...(resize.kind === "go" && { resources: diff.resized }),
+      ...(resize.kind === "go" && diff.resized.length > 0 && { resources: diff.resized }),
+      ...(resize.kind === "go" && diff.machineResized && { machine_resources: diff.machineResized }),
       ...(await this.#renewedCredentials(pod, machine, references, signal)),
     };
     return {

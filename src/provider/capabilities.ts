@@ -43,6 +43,7 @@ export const CAPABILITIES = {
   patch_image: "a container's image replaced in place",
   patch_registry_auth: "registry credentials of a machine replaced, and their version shown",
   resize: "cpu and memory changed in place",
+  resize_machine: "the machine's own cpu and memory changed in place, besides those of its containers",
   // isolation
   pod_ip: "an address of its own, reachable from the node's network",
   host_ports: "ports of the host forwarded to the machine",

@@ -148,6 +148,7 @@ export function patchCapabilities(patch: MachinePatch): Requirement[] {
   if (patch.files !== undefined) needs.push({ capability: "patch_files", field: "files" });
   if (patch.containers !== undefined) needs.push({ capability: "patch_image", field: "containers" });
   if (patch.resources !== undefined) needs.push({ capability: "resize", field: "resources" });
+  if (patch.machine_resources !== undefined) needs.push({ capability: "resize_machine", field: "machine_resources" });
   if (patch.registry_auth !== undefined) needs.push({ capability: "patch_registry_auth", field: "registry_auth" });
   if (patch.ephemeral_containers !== undefined)
     needs.push({ capability: "ephemeral_containers", field: "ephemeral_containers" });

@@ -387,6 +387,11 @@ export const MUTANTS: Record<string, Mutant> = {
   ),
   "hooks/a-failed-post-start-ends-the-container": creatingContainers(({ hooks: _hooks, ...container }) => container),
   "restart/a-rule-goes-before-the-policy": creatingContainers(({ restart_rules: _rules, ...container }) => container),
+  "resize/a-machine-grows-and-shrinks-as-it-runs": {
+    provider: (sound) => ({
+      updatePod: (id, { machine_resources: _resources, ...patch }, options) => sound.updatePod(id, patch, options),
+    }),
+  },
   "images/a-patch-replaces-the-container": {
     provider: (sound) => ({
       updatePod: (id, { containers: _containers, ...patch }, options) => sound.updatePod(id, patch, options),

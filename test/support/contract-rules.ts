@@ -103,6 +103,11 @@ const HOLDERS: readonly Holder[] = [
   { begins: "With false, the machine's users", why: "What the host's users are cannot be seen from a machine" },
   { begins: "With 0 at most the 2 seconds", checks: ["stop/a-shorter-grace-shortens", "delete/with-force-kills"] },
   { begins: "Replaces all files of a volume at once", checks: ["files/patch-changes-the-content"] },
+  {
+    begins: "It is in effect when the machine shows it",
+    checks: ["resize/a-machine-grows-and-shrinks-as-it-runs"],
+    where: "machine_resources",
+  },
   { begins: "Never falls.", checks: ["restart/always-restarts-and-counts"] },
   { begins: "One IPv4 and one IPv6", checks: ["http/replies-are-valid"] },
   { begins: "At least so much.", checks: ["disks/have-what-was-asked-for"] },

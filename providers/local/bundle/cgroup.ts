@@ -133,15 +133,19 @@ export class Cgroup {
     return limitBytes === undefined || usage === undefined ? undefined : { usedBytes: usage.workingSet, limitBytes };
   }
 
-  /** Makes the group, and limits all in it and below it together. */
+  /** Makes the group, and limits all in it and below it together. Infinity takes a limit away. */
   async limit({ cpu_millis, memory_bytes, pids }: ResourceAmounts & { pids?: number }): Promise<void> {
     if (this.#version === 2) await this.#makeV2();
     if (pids !== undefined) await this.#write(PROCESS_TREE_V1, "pids.max", pids);
     if (memory_bytes !== undefined)
-      await this.#write("memory", this.#version === 2 ? "memory.max" : "memory.limit_in_bytes", memory_bytes);
+      await this.#write(
+        "memory",
+        this.#version === 2 ? "memory.max" : "memory.limit_in_bytes",
+        memory_bytes === Infinity ? (this.#version === 2 ? "max" : -1) : memory_bytes,
+      );
     if (cpu_millis === undefined) return;
-    const quota = cpuQuotaUs(cpu_millis);
-    if (this.#version === 2) await this.#write("cpu", "cpu.max", `${quota} ${CPU_PERIOD_US}`);
+    const quota = cpu_millis === Infinity ? -1 : cpuQuotaUs(cpu_millis);
+    if (this.#version === 2) await this.#write("cpu", "cpu.max", `${quota < 0 ? "max" : quota} ${CPU_PERIOD_US}`);
     else {
       await this.#write("cpu", "cpu.cfs_period_us", CPU_PERIOD_US);
       await this.#write("cpu", "cpu.cfs_quota_us", quota);

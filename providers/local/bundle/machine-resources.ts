@@ -8,6 +8,7 @@ import {
   isSidecar,
   type MachineSpec,
   type NamedContainer,
+  ProviderError,
   type ResourceAmounts,
 } from "../../../src/provider/kit/index.ts";
 
@@ -16,20 +17,68 @@ const GUARANTEED = -997;
 /** Of containers that ask for nothing. */
 const BEST_EFFORT = 1000;
 
-/**
- * The limits that the machine as a whole needs: those that its containers' own do not keep already. Where they do,
- * there is none, so that a container may grow.
- */
-export function sharedLimits(spec: MachineSpec): ResourceAmounts {
+/** The limits of a machine that can grow with its containers: each that it has (kubelet: ResourceConfigForPod). */
+export function ownLimits(resources: ContainerResources | undefined): ResourceAmounts {
   const limits: ResourceAmounts = {};
-  const containers = lasting(spec);
   for (const key of ["cpu_millis", "memory_bytes"] as const) {
-    const limit = spec.resources?.limits?.[key] ?? 0;
-    const own = (container: NamedContainer) => container.spec.resources?.limits?.[key] ?? 0;
-    const together = containers.reduce((sum, container) => sum + (isPlainInit(container) ? 0 : own(container)), 0);
-    if (limit > 0 && (together > limit || containers.some((container) => own(container) === 0))) limits[key] = limit;
+    const limit = resources?.limits?.[key] ?? 0;
+    if (limit > 0) limits[key] = limit;
   }
   return limits;
+}
+
+/**
+ * The machine's resources where a container changes and nobody says what the machine is to have: a limit that was no
+ * more than its containers' own together goes, so that they may grow; their own keep it.
+ */
+export function withoutSummedLimits(spec: MachineSpec): ContainerResources {
+  const limits = { ...spec.resources?.limits };
+  const containers = lasting(spec);
+  for (const key of ["cpu_millis", "memory_bytes"] as const) {
+    const own = containers.map((container) => container.spec.resources?.limits?.[key] ?? 0);
+    const together = containers.reduce((sum, each, index) => sum + (isPlainInit(each) ? 0 : own[index]!), 0);
+    if (!own.includes(0) && together <= (limits[key] ?? 0)) delete limits[key];
+  }
+  return { ...spec.resources, limits };
+}
+
+/** What has to be known of a machine's group to change its limits. */
+interface LimitedGroup {
+  usage(): Promise<{ workingSet: number } | undefined>;
+  limit(limits: ResourceAmounts): Promise<void>;
+}
+
+/**
+ * Changes the limits of a machine in a kubelet's order (doPodResizeAction): what grows before its containers, what
+ * shrinks after them. It may be repeated, and after a crash in the middle it has to be.
+ * @throws ProviderError conflict when it uses more memory than it would have; nothing is changed then
+ */
+export async function resizeGroup(
+  group: LimitedGroup,
+  { from, to }: { from: ContainerResources | undefined; to: ContainerResources },
+  containers: () => Promise<void>,
+): Promise<void> {
+  const [before, after] = [ownLimits(from), ownLimits(to)];
+  const used = (await group.usage())?.workingSet;
+  if (after.memory_bytes !== undefined && used !== undefined && used > after.memory_bytes)
+    throw new ProviderError(
+      "conflict",
+      `attempting to set pod memory limit (${after.memory_bytes}) below current usage (${used})`,
+      { field: "machine_resources.limits.memory_bytes" },
+    );
+  const both = (pick: (a: number, b: number) => number): ResourceAmounts => ({
+    cpu_millis: pick(before.cpu_millis ?? Infinity, after.cpu_millis ?? Infinity),
+    memory_bytes: pick(before.memory_bytes ?? Infinity, after.memory_bytes ?? Infinity),
+  });
+  await group.limit(both(Math.max));
+  try {
+    await containers();
+  } catch (thrown) {
+    // As far as those that have changed allow it; the caller's next try comes to an end of it.
+    await group.limit(both((former) => former)).catch(() => undefined);
+    throw thrown;
+  }
+  await group.limit(both((_former, next) => next));
 }
 
 /**

@@ -42,7 +42,11 @@ export const LOOP_VOLUME_CAPABILITIES: readonly Capability[] = [
 ];
 
 /** Containers by a runtime that speaks CRI. */
-export const CRI_CAPABILITIES: readonly Capability[] = [...OCI_CAPABILITIES, "share_process_namespace"];
+export const CRI_CAPABILITIES: readonly Capability[] = [
+  ...OCI_CAPABILITIES,
+  "share_process_namespace",
+  "resize_machine",
+];
 
 /** A machine with a kernel of its own can be handed over whole. */
 export const VM_CAPABILITIES: readonly Capability[] = [

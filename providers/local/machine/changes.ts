@@ -1,6 +1,13 @@
 /** Changes to a machine that goes on: credentials, resources, images, ephemeral containers, files. */
 import { isDeepStrictEqual } from "node:util";
-import { type ContainerSpec, isOver, type MachinePatch, ProviderError } from "../../../src/provider/kit/index.ts";
+import {
+  containersOf,
+  type ContainerSpec,
+  isOver,
+  type MachinePatch,
+  ProviderError,
+} from "../../../src/provider/kit/index.ts";
+import { withoutSummedLimits } from "../bundle/machine-resources.ts";
 import type { Instances } from "./instances.ts";
 import type { MachineContext } from "./machine-context.ts";
 import type { SandboxKeeper } from "./sandbox-keeper.ts";
@@ -53,7 +60,7 @@ export class MachineChanges {
 
   async #applyParts(patch: MachinePatch): Promise<void> {
     const { state } = this.#context;
-    for (const change of patch.resources ?? []) await this.#resize(change);
+    await this.#resizeAll(patch);
     for (const { name, image } of patch.containers ?? []) this.#changeImage(name, image);
     for (const spec of patch.ephemeral_containers ?? []) state.addEphemeral(spec);
     for (const update of patch.files ?? []) {
@@ -85,16 +92,71 @@ export class MachineChanges {
       container.showRestart();
   }
 
-  async #resize({
-    container: name,
-    resources,
-    restart,
-  }: NonNullable<MachinePatch["resources"]>[number]): Promise<void> {
+  /**
+   * A former backend has ended before the machine had the resources that were written down for it: that is done now.
+   * What cannot be done any more is taken back.
+   */
+  async settle(): Promise<void> {
+    const { state } = this.#context;
+    const { resources = {} } = state.spec;
+    const { resources: shown } = state.record.machine;
+    if (isDeepStrictEqual(resources, shown)) return;
+    // A machine of a release that could not change it shows nothing yet.
+    if (shown !== undefined && this.#context.sandbox()?.resizeMachine !== undefined)
+      return await this.apply({ machine_resources: resources });
+    state.showOwnResources(resources);
+    state.commit();
+  }
+
+  async #resizeAll({ resources: changes = [], machine_resources: asked }: MachinePatch): Promise<void> {
+    const { state, engine } = this.#context;
+    const sandbox = this.#context.sandbox();
+    if (asked === undefined && (changes.length === 0 || sandbox?.resizeMachine === undefined)) {
+      for (const change of changes) await this.#resize(change);
+      return;
+    }
+    if (asked !== undefined && this.#keeper.isOpening)
+      throw new ProviderError("unavailable", `machine ${state.id} is being made: its own resources cannot change yet`);
+    const from = state.record.machine.resources;
+    const to = asked ?? withoutSummedLimits(state.spec);
+    const hasChanged = asked !== undefined && !isDeepStrictEqual(from, asked);
+    // Before anything is done: a backend that ends in the middle leaves word of it for the next one.
+    if (asked !== undefined) state.adopt({ ...state.spec, resources: asked });
+    const containers = async () => {
+      const named = new Set(changes.map(({ container }) => container));
+      for (const change of changes) await this.#resize(change, hasChanged);
+      // Their limit is the machine's.
+      for (const { spec, kind } of containersOf(state.spec))
+        if (kind !== "ephemeral" && !named.has(spec.name) && isBoundByMachine(spec.resources)) {
+          const instance = this.#instances.get(spec.name);
+          if (instance !== undefined) await sandbox?.resize?.(instance.ref, spec.resources ?? {});
+        }
+    };
+    try {
+      if (sandbox === undefined) await containers();
+      else if (sandbox.resizeMachine !== undefined) await sandbox.resizeMachine({ from, to }, containers);
+      else
+        throw new ProviderError("unsupported", `engine ${engine.name} cannot resize a machine`, { field: "resources" });
+    } catch (thrown) {
+      if (asked !== undefined) state.adopt({ ...state.spec, resources: from ?? {} });
+      throw thrown;
+    }
+    if (asked === undefined) return;
+    this.#requireChangeable();
+    state.showOwnResources(asked);
+  }
+
+  /** @param isMachineNew the machine's own have changed, and with them the limits of those that have none */
+  async #resize(
+    { container: name, resources, restart }: NonNullable<MachinePatch["resources"]>[number],
+    isMachineNew = false,
+  ): Promise<void> {
     const { state, engine } = this.#context;
     const before = state.findSpec(name).resources;
     const instance = this.#instances.get(name);
     const restarts = restart === true && instance !== undefined;
-    if (restarts && isDeepStrictEqual(resources, before)) return;
+    const isNew = !isDeepStrictEqual(resources, before) || (isMachineNew && isBoundByMachine(resources));
+    if (restarts && !isNew) return;
     const sandbox = this.#context.sandbox();
     if (instance !== undefined && sandbox !== undefined) {
       if (sandbox.resize === undefined)
@@ -112,5 +174,9 @@ export class MachineChanges {
 }
 
 export const definitionChanged = (name: string) => `Container ${name} definition changed, will be restarted`;
+
+/** It has no limit of its own for one or the other. */
+const isBoundByMachine = (resources: ContainerSpec["resources"]) =>
+  !resources?.limits?.cpu_millis || !resources.limits.memory_bytes;
 
 const memoryLimit = (resources: ContainerSpec["resources"]) => resources?.limits?.memory_bytes ?? Infinity;

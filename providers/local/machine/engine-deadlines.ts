@@ -40,7 +40,7 @@ export function unanswered(call: EngineCall): ProviderError {
 
 /** The sandbox with a deadline for each call that has no signal of its caller's. */
 export function limitedSandbox(sandbox: Sandbox, clock: Clock): Sandbox {
-  const { applyFiles, resize, inodes, execToEnd, onHealth } = sandbox;
+  const { applyFiles, resize, resizeMachine, inodes, execToEnd, onHealth } = sandbox;
   return {
     addresses: sandbox.addresses,
     lost: sandbox.lost,
@@ -59,5 +59,7 @@ export function limitedSandbox(sandbox: Sandbox, clock: Clock): Sandbox {
     ...(resize && {
       resize: (container, resources) => answered(clock, "resize", resize.call(sandbox, container, resources)),
     }),
+    // Its containers' time is in it, which is limited one by one.
+    ...(resizeMachine && { resizeMachine: resizeMachine.bind(sandbox) }),
   };
 }

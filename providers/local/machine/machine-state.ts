@@ -5,6 +5,7 @@
 import { isDeepStrictEqual } from "node:util";
 import {
   type Clock,
+  type ContainerResources,
   type ContainerSpec,
   containersOf,
   firstWaitingReason,
@@ -399,7 +400,7 @@ export class MachineState implements ContainerHolder {
         field: "ephemeral_containers.name",
       });
     }
-    this.#adopt({ ...this.#spec, ephemeral_containers: [...(this.#spec.ephemeral_containers ?? []), spec] });
+    this.adopt({ ...this.#spec, ephemeral_containers: [...(this.#spec.ephemeral_containers ?? []), spec] });
     this.#addRecord({ spec, kind: "ephemeral" });
   }
 
@@ -409,10 +410,16 @@ export class MachineState implements ContainerHolder {
    * @throws when it cannot be written: then nothing is changed
    */
   changeContainer(name: string, change: Partial<ContainerSpec>): void {
-    this.#adopt(specWithContainer(this.#spec, name, change));
+    this.adopt(specWithContainer(this.#spec, name, change));
   }
 
-  #adopt(next: MachineSpec): void {
+  /** The machine has them. */
+  showOwnResources(resources: ContainerResources): void {
+    this.#record.machine.resources = resources;
+  }
+
+  /** The same of the machine itself. */
+  adopt(next: MachineSpec): void {
     this.#store.saveSpec(this.id, next);
     this.#spec = next;
   }
@@ -422,7 +429,7 @@ export class MachineState implements ContainerHolder {
    * @throws ProviderError invalid when there is none of this name; and as `changeContainer`
    */
   changeFiles(update: NonNullable<MachinePatch["files"]>[number]): FilesVolume {
-    this.#adopt(specWithFiles(this.#spec, update));
+    this.adopt(specWithFiles(this.#spec, update));
     return findFiles(this.#spec, update.volume);
   }
 

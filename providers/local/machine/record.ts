@@ -179,6 +179,7 @@ export function newRecord(id: string, spec: MachineSpec, host: string, now: numb
       sandbox_ready: false,
       created_at: new Date(now).toISOString(),
       addresses: [],
+      resources: spec.resources ?? {},
       ...(spec.instance_type === undefined ? {} : { instance_type: spec.instance_type }),
       containers: containers.map((container) => newContainerState(container, spec)),
       ...(spec.registry_auth_version === undefined ? {} : { registry_auth_version: spec.registry_auth_version }),

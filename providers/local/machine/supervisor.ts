@@ -189,6 +189,7 @@ export class Supervisor implements MachineHome {
     }
     this.#ready = true;
     this.#state.showReachability("ok");
+    this.#work.background(this.#changes.settle());
     this.#limitEnd();
     this.#replan();
   }

@@ -120,6 +120,9 @@ function seenStatus(
     status.resources = resources;
     if (resources.requests !== undefined) status.allocatedResources = resources.requests;
   }
+  // As a kubelet: a container that names none has none, and that is said.
+  else if (spec.resources?.requests === undefined && spec.resources?.limits === undefined && seen.kind !== "ephemeral")
+    status.resources = {};
   // A kubelet tells it of main containers alone (devicemanager: UpdateAllocatedResourcesStatus).
   if (seen.devices !== undefined && seen.kind === "main") status.allocatedResourcesStatus = deviceHealth(seen.devices);
   if (seen.user !== undefined) {

@@ -17,6 +17,8 @@ const OWNED_FIELDS = [
   "containerStatuses",
   "initContainerStatuses",
   "ephemeralContainerStatuses",
+  "resources",
+  "allocatedResources",
 ] as const;
 
 /**

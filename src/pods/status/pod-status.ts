@@ -19,6 +19,7 @@ import { podConditions } from "./conditions.ts";
 import { containerStatuses, withUnseenEnds } from "./container.ts";
 import type { ContainerStatuses, StatusInput } from "./input.ts";
 import { podOutcome } from "./phase.ts";
+import { podLevelResources } from "./resources.ts";
 
 const NO_CONTAINERS: ContainerStatuses = { init: [], main: [], ephemeral: [] };
 
@@ -40,6 +41,7 @@ export function podStatus(input: StatusInput): PodStatus {
     ...(old.qosClass !== undefined && { qosClass: old.qosClass }),
     ...(generation !== undefined && { observedGeneration: generation }),
     ...addresses(input),
+    ...(!rejected && podLevelResources(input)),
     ...(!rejected && { containerStatuses: [...containers.main] }),
     ...(containers.init.length > 0 && { initContainerStatuses: [...containers.init] }),
     ...(containers.ephemeral.length > 0 && { ephemeralContainerStatuses: [...containers.ephemeral] }),

@@ -2,9 +2,10 @@
  * What a running container has of cpu and memory, in the words of its pod.
  */
 import { Quantity } from "../../resources/quantity.ts";
-import type { ContainerStatus } from "../../kube/wire.ts";
+import type { ContainerStatus, PodStatus } from "../../kube/wire.ts";
 import type { ContainerState } from "../../provider/machine.ts";
-import type { SpecContainer } from "./input.ts";
+import { machineResources } from "../../podspec/render/machine-resources.ts";
+import type { SpecContainer, StatusInput } from "./input.ts";
 
 type Resources = NonNullable<ContainerStatus["resources"]>;
 type Amounts = NonNullable<Resources["requests"]>;
@@ -14,7 +15,7 @@ type Amounts = NonNullable<Resources["requests"]>;
  * not have been made. An amount keeps the text that the spec, or else the status, has for it.
  */
 export function effectiveResources(
-  spec: SpecContainer,
+  spec: Pick<SpecContainer, "resources">,
   seen: NonNullable<ContainerState["resources"]>,
   old: ContainerStatus["resources"],
 ): Resources {
@@ -34,6 +35,19 @@ export function effectiveResources(
   const limits = part("limits");
   const requests = part("requests");
   return { ...(limits && { limits }), ...(requests && { requests }) };
+}
+
+/**
+ * The same of the pod as a whole (kubelet: convertToAPIPodLevelResourcesStatus), where its backend says it or the pod
+ * has resources of its own.
+ */
+export function podLevelResources({ pod, machine }: Pick<StatusInput, "pod" | "machine">): Partial<PodStatus> {
+  const { spec, status } = pod;
+  if (spec === undefined || (spec.resources === undefined && machine?.resources === undefined)) return {};
+  const seen = machine?.resources ?? machineResources(spec) ?? {};
+  const resources = effectiveResources(spec, seen, status?.resources);
+  if (resources.requests === undefined && resources.limits === undefined) return {};
+  return { resources, ...(resources.requests && { allocatedResources: resources.requests }) };
 }
 
 const amountOf = (name: "cpu" | "memory", text: string) =>

@@ -183,8 +183,10 @@ function allocatedSpec(pod: Pod): NonNullable<Pod["spec"]> {
     const requests = statuses.find(({ name }) => name === container.name)?.allocatedResources;
     return requests === undefined ? container : { ...container, resources: { ...container.resources, requests } };
   };
+  const { allocatedResources } = pod.status ?? {};
   return {
     ...spec,
+    ...(spec.resources && allocatedResources && { resources: { ...spec.resources, requests: allocatedResources } }),
     containers: spec.containers.map(given),
     ...(spec.initContainers && { initContainers: spec.initContainers.map(given) }),
   };

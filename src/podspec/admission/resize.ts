@@ -9,26 +9,43 @@ import { checkResources } from "./admission.ts";
 import type { OtherPods } from "./allocation.ts";
 import type { Backend, ResizeOutlook } from "../types.ts";
 
+type Resources = NonNullable<Pod["spec"]>["resources"];
+
 interface ResizeInput {
   pod: Pod;
   /** Containers whose machine has other resources than the pod says. */
   containers: readonly string[];
+  /** The machine as a whole has other resources than the pod says. */
+  machine?: boolean;
   node: Node | undefined;
   otherPods: OtherPods;
   backend: Backend;
 }
 
-export function judgeResize({ pod, containers, node, otherPods, backend }: ResizeInput): ResizeOutlook {
-  if (containers.length === 0) return { kind: "none" };
-  const wish = { containers: wishes(pod, containers), generation: pod.metadata?.generation };
+export function judgeResize({
+  pod,
+  containers,
+  machine = false,
+  node,
+  otherPods,
+  backend,
+}: ResizeInput): ResizeOutlook {
+  if (containers.length === 0 && !machine) return { kind: "none" };
+  const wish = { ...wishes(pod, containers), generation: pod.metadata?.generation };
   const pending = (reason: "Infeasible" | "Deferred", message: string): ResizeOutlook => ({
     kind: "pending",
     reason,
     message,
     text: JSON.stringify({ ...wish, error: message }),
   });
-  if (!backend.capabilities.has("resize")) {
-    return pending("Infeasible", `In-place resize is not possible: backend "${backend.name}" lacks capability resize`);
+  const needed = [
+    ...(containers.length > 0 ? (["resize"] as const) : []),
+    ...(machine ? (["resize_machine"] as const) : []),
+  ];
+  const lacking = needed.find((capability) => !backend.capabilities.has(capability));
+  if (lacking !== undefined) {
+    const message = `In-place resize is not possible: backend "${backend.name}" lacks capability ${lacking}`;
+    return pending("Infeasible", message);
   }
   const allocatable = parseResourceList(node?.status?.allocatable);
   const requests = podRequests(pod.spec ?? { containers: [] });
@@ -47,8 +64,13 @@ export function judgeResize({ pod, containers, node, otherPods, backend }: Resiz
   return { kind: "go", text: JSON.stringify(wish) };
 }
 
+/** As a kubelet has it in its events (pkg/kubelet/events/resize.go). */
 function wishes(pod: Pod, names: readonly string[]) {
-  return containersOf(pod)
-    .filter(({ name }) => names.includes(name))
-    .map(({ name, resources }) => ({ name, resources: { limits: resources?.limits, requests: resources?.requests } }));
+  const of = (resources: Resources) => ({ limits: resources?.limits, requests: resources?.requests });
+  return {
+    ...(pod.spec?.resources && { resources: of(pod.spec.resources) }),
+    containers: containersOf(pod)
+      .filter(({ name }) => names.includes(name))
+      .map(({ name, resources }) => ({ name, resources: of(resources) })),
+  };
 }

@@ -593,6 +593,7 @@ export interface components {
        *     | `patch_image` | a container's image replaced in place |
        *     | `patch_registry_auth` | registry credentials of a machine replaced, and their version shown |
        *     | `resize` | cpu and memory changed in place |
+       *     | `resize_machine` | the machine's own cpu and memory changed in place, besides those of its containers |
        *     | `pod_ip` | an address of its own, reachable from the node's network |
        *     | `host_ports` | ports of the host forwarded to the machine |
        *     | `hostname` | a hostname of its own |
@@ -1373,10 +1374,17 @@ export interface components {
         resources: components["schemas"]["ContainerResources"];
         /**
          * @description A container that runs is stopped and started with them, once: until then the machine shows what it had, and the
-         *     same change again does nothing more.
+         *     same change again does nothing more. With `machine_resources`, so is one whose own are the same and whose limit is the
+         *     machine's, when that changes.
          */
         restart?: boolean;
       }[];
+      /**
+       * @description What the machine as a whole is to have from here on, in the place of the specification's `resources`. It is in effect when the
+       *     machine shows it, for containers without a limit of their own as well; while it changes, containers never have more
+       *     than the machine. `conflict` when the machine uses more memory than that: then nothing has changed. Capability `resize_machine`.
+       */
+      machine_resources?: components["schemas"]["ContainerResources"];
       registry_auth?: components["schemas"]["RegistryAuth"][];
       /** @description Goes with `registry_auth`. */
       registry_auth_version?: string;
@@ -1529,6 +1537,8 @@ export interface components {
         /** Format: unicast-ip */
         ip: string;
       }[];
+      /** @description What the machine as a whole has: the specification's, until a `machine_resources` has changed it. With the capability `resize_machine`; without, it may be absent. */
+      resources?: components["schemas"]["ContainerResources"];
       instance_type?: string;
       host?: string;
       /** @description Where it is, in the backend's words. */
@@ -2594,4 +2604,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: 3c9ccc8d25fd62bc6e1cf364333f1fef9812da8173d9a5daf19379b7dbda0e77
+// sha256 of openapi.yaml: 2e39f57fc087df85d7ff2e5256f5559e068173e8a506293022d0751b1c9503ef

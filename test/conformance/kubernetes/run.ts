@@ -53,7 +53,9 @@ if (options.table) {
   await writeTable([], await suiteReport(join(await mkdtemp(join(tmpdir(), "vmlet-conformance-table-")), SUITE_FILE)));
 } else if (options.list) {
   for (const spec of await chosen(await mkdtemp(join(tmpdir(), "vmlet-conformance-list-"))))
-    console.log(`${spec.group}\t${leftOut(spec, { dummyLinks: true, hostAccess }) ? "-" : "+"}\t${spec.name}`);
+    console.log(
+      `${spec.group}\t${leftOut(spec, { dummyLinks: true, oomScores: true, hostAccess }) ? "-" : "+"}\t${spec.name}`,
+    );
 } else if (isInside()) {
   process.exitCode = await main();
 } else {
@@ -103,7 +105,7 @@ async function main(): Promise<number> {
 
 async function writeTable(newer: readonly Result[], report: GinkgoReport): Promise<void> {
   const suite = suiteOf(report);
-  const host = { dummyLinks: true, hostAccess };
+  const host = { dummyLinks: true, oomScores: true, hostAccess };
   const all = complete(merge(await lastResults(resultsFile), newer), { ...suite, host });
   await writeFile(resultsFile, toMarkdown(all, { kubernetes: kubernetesVersion, engine, untagged: suite.untagged }));
 }

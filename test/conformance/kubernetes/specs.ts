@@ -123,9 +123,15 @@ export function wasRun({ LeafNodeType, State, Failure }: SpecReport): boolean {
 export interface HostFacts {
   /** The kernel has links of type dummy. */
   dummyLinks: boolean;
+  /** A process may make it less likely to be killed when memory runs out (CAP_SYS_RESOURCE). */
+  oomScores: boolean;
   /** The engine gives pods the host's network and files, where its owner lets it. */
   hostAccess: boolean;
 }
+
+/** Of a pod of class Guaranteed, those in which the policy of what changes is a restart. */
+const GUARANTEED_RESTART =
+  /\bguaranteed qos .*\] (cpu & mem restart.* resizing (only pod-level )?(cpu|mem)\b|cpu restart resizing (only pod-level )?cpu\b|mem restart resizing ((only pod-level )?mem\b|cpu & mem\b))/;
 
 /**
  * What cannot be passed without something that not every host or engine has. More work would not change it; what more
@@ -162,6 +168,12 @@ const LEFT_OUT: readonly { pattern: RegExp; fact: keyof HostFacts; reason: strin
     pattern: /Granular Checks: Pods should function for node-pod communication/,
     fact: "hostAccess",
     reason: "its client is a pod with hostNetwork: a machine has a network of its own, and never the node's",
+  },
+  {
+    pattern: GUARANTEED_RESTART,
+    fact: "oomScores",
+    reason:
+      "asks for oom_score_adj -997 of a container that was restarted: this host lets no process go below 0 (no CAP_SYS_RESOURCE)",
   },
   {
     pattern: /PrivilegedPod/,

@@ -6,6 +6,7 @@ import { cgroupVersion } from "../../../providers/local/bundle/cgroup.ts";
 import { CriClient } from "../../../providers/local/engines/cri/client.ts";
 import { CriEngine } from "../../../providers/local/engines/cri/engine.ts";
 import { processStat } from "../../../providers/local/host/proc.ts";
+import { groupName } from "../../../providers/local/engines/cri/machine-groups.ts";
 import { machineHash } from "../../../providers/local/host/machine-hash.ts";
 import { HostNetwork } from "../../../providers/local/network/network.ts";
 import type { ProviderError } from "../../../src/provider/errors.ts";
@@ -55,7 +56,7 @@ else {
 
     /** Processes of a machine's containers whose command line begins so. */
     const processesOf = (id: string, command: string) => {
-      const group = `/sys/fs/cgroup/pids/vmlet-${machineHash(bench().stateDir)}/${machineHash(id)}`;
+      const group = `/sys/fs/cgroup/pids/vmlet-${machineHash(bench().stateDir)}/${groupName(id)}`;
       const groups = cgroupVersion() === 1 ? group : group.replace("/pids/", "/");
       return readdirSync(groups)
         .map((name) => join(groups, name, "cgroup.procs"))
@@ -272,7 +273,7 @@ else {
         [],
         [],
       ]);
-      const group = `vmlet-${machineHash(bench().stateDir)}/${machineHash(id)}`;
+      const group = `vmlet-${machineHash(bench().stateDir)}/${groupName(id)}`;
       expect(["/sys/fs/cgroup/memory", "/sys/fs/cgroup"].some((tree) => existsSync(join(tree, group)))).toBe(false);
       expect(existsSync(join(bench().stateDir, "machines", id))).toBe(false);
     });

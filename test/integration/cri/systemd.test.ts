@@ -7,6 +7,7 @@ import { afterAll, beforeAll, describe, expect, test, vi } from "vitest";
 import { cgroupVersion } from "../../../providers/local/bundle/cgroup.ts";
 import { slicePath } from "../../../providers/local/engines/cri/machine-groups.ts";
 import { findTool } from "../../../providers/local/host/command.ts";
+import { sliceName } from "../../../providers/local/engines/cri/machine-groups.ts";
 import { machineHash } from "../../../providers/local/host/machine-hash.ts";
 import type { ContainerSpec, MachineSpec } from "../../../src/provider/machine.ts";
 import { missingForContainerd } from "../../support/containerd.ts";
@@ -84,7 +85,7 @@ SystemdCgroup = true
     const slices = () => `vmlet-${machineHash(backend.stateDir)}`;
     const groupOf = (tree: string, slice: string) =>
       join("/sys/fs/cgroup", cgroupVersion() === 1 ? tree : "", systemd.group, slicePath(slice));
-    const sliceOf = (id: string) => `${slices()}-${machineHash(id)}.slice`;
+    const sliceOf = (id: string) => `${slices()}-${sliceName(id)}.slice`;
     const machine = (script: string, more: Partial<ContainerSpec> = {}): MachineSpec => ({
       labels: {},
       restart_policy: "never",

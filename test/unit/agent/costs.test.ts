@@ -128,7 +128,7 @@ test("where no event tells of a tombstone, the backend is asked for it once", as
   expect(await callsOfEnd(world)).toEqual({ asked: PODS, stop: PODS, delete: PODS });
 });
 
-test("a pod of one container costs no more than 1,480 bytes until it runs, and 1,560 for its end", async () => {
+test("a pod of one container costs no more than 1,490 bytes until it runs, and 1,570 for its end", async () => {
   const world = new World();
   const agent = await running(world);
   const start = await bytesOf(agent, async () => {
@@ -140,8 +140,8 @@ test("a pod of one container costs no more than 1,480 bytes until it runs, and 1
     await world.clock.advance(5_000);
   });
   expect(world.pods()).toEqual([]);
-  expect(start / PODS).toBeLessThan(1_480);
-  expect(end / PODS).toBeLessThan(1_560);
+  expect(start / PODS).toBeLessThan(1_490);
+  expect(end / PODS).toBeLessThan(1_570);
   await agent.stop();
 });
 

@@ -1,21 +1,20 @@
 /** Where systemd has the control groups of machines, and what it is told of them. */
 import { describe, expect, test } from "vitest";
 import { machineGroups, slicePath, sliceProperties } from "../../../providers/local/engines/cri/machine-groups.ts";
-import { machineHash } from "../../../providers/local/host/machine-hash.ts";
 import { systemClock } from "../../../src/util/clock.ts";
 
 describe("a runtime with control groups of its own making", () => {
   test("is given a folder for each machine, in that of the backend", () => {
     const groups = machineGroups("cgroupfs", systemClock, "ab12");
-    expect(groups.parentOf("m1")).toBe(`/vmlet-ab12/${machineHash("m1")}`);
+    expect(groups.parentOf("8d0f-5b1c")).toBe("/vmlet-ab12/pod8d0f-5b1c");
   });
 });
 
 describe("a runtime whose control groups are systemd's", () => {
   test("is given a slice for each machine, in that of the backend", () => {
-    const slice = `vmlet-ab12-${machineHash("m1")}.slice`;
+    const slice = "vmlet-ab12-pod8d0f_5b1c.slice";
     const groups = machineGroups("systemd", systemClock, "ab12");
-    expect(groups.parentOf("m1")).toBe(`/vmlet.slice/vmlet-ab12.slice/${slice}`);
+    expect(groups.parentOf("8d0f-5b1c")).toBe(`/vmlet.slice/vmlet-ab12.slice/${slice}`);
   });
 
   // The cases of opencontainers/cgroups, systemd/systemd_test.go and common.go: ExpandSlice.
@@ -47,6 +46,14 @@ describe("a runtime whose control groups are systemd's", () => {
       ["TasksMax", "t", 100],
       ["CPUQuotaPerSecUSec", "t", 1_500_000],
       ["CPUShares", "t", 2048],
+    ]);
+  });
+
+  test("loses a limit by systemd's greatest number", () => {
+    const none = "18446744073709551615";
+    expect(sliceProperties({ cpu_millis: Infinity, memory_bytes: Infinity }, { version: 2 }).slice(1)).toEqual([
+      ["MemoryMax", "t", none],
+      ["CPUQuotaPerSecUSec", "t", none],
     ]);
   });
 

@@ -101,12 +101,14 @@ export class World {
   secrets: { dir: string; maxBytes: number } | undefined;
   patched: string[] = [];
   /** Calls of the engine that it never answers. */
-  readonly hung = new Set<"open" | "recover" | "signal" | "kill" | "conclude" | "launch" | "applyFiles" | "close">();
+  readonly hung = new Set<
+    "open" | "recover" | "signal" | "kill" | "conclude" | "launch" | "applyFiles" | "close" | "resizeMachine"
+  >();
   /** Of those, how many have been called. */
   hanging = 0;
   readonly #unhang = Promise.withResolvers<never>();
   /** Changes that the engine refuses, with the error. */
-  readonly refusals = new Map<"resize" | "applyFiles", Error>();
+  readonly refusals = new Map<"resize" | "resizeMachine" | "applyFiles", Error>();
   /** What the engine measures. */
   volumes: { name: string; used_bytes: number }[] = [];
   /** The plugins of the host, and who gives out their devices. Default: there are none. */
@@ -386,6 +388,13 @@ export class World {
         this.journal.push(`resize ${ref.name}`);
         const error = this.refusals.get("resize");
         return error === undefined ? Promise.resolve() : Promise.reject(error);
+      },
+      resizeMachine: async ({ to }, containers) => {
+        this.journal.push(`resize to ${to.limits?.memory_bytes ?? "no limit"}`);
+        const error = this.refusals.get("resizeMachine");
+        if (error !== undefined) throw error;
+        if (this.hung.has("resizeMachine")) await this.#hang();
+        await containers();
       },
       dial: () => Promise.reject(new Error("no network in this world")),
       inodes: () => Promise.resolve(this.inodes),

@@ -399,6 +399,19 @@ describe("declared features", () => {
     expect(able.status?.declaredFeatures).toContain("RestartAllContainersOnContainerExits");
   });
 
+  test("tell API servers which resources may change where the backend can change them", () => {
+    const features = (capabilities: Capability[]) =>
+      newNode({ ...settings, capabilities }, well(), T0).status?.declaredFeatures;
+    expect(features(["resize"])).toEqual(["ExtendWebSocketsToKubelet", "InPlacePodVerticalScalingInitContainers"]);
+    // Sorted, as the API server wants them.
+    expect(features(["restart_rules", "resize", "resize_machine"])).toEqual([
+      "ExtendWebSocketsToKubelet",
+      "InPlacePodLevelResourcesVerticalScaling",
+      "InPlacePodVerticalScalingInitContainers",
+      "RestartAllContainersOnContainerExits",
+    ]);
+  });
+
   test("stand while the backend has not said what it can do", () => {
     const able = newNode({ ...settings, capabilities: ["restart_rules"] }, well(), T0);
     const { next } = applied(able, well(), T0 + 10_000, { ...settings, capabilities: undefined });

@@ -1,5 +1,10 @@
 import { describe, expect, test } from "vitest";
-import { oomScoreAdj, sharedLimits } from "../../../providers/local/bundle/machine-resources.ts";
+import {
+  oomScoreAdj,
+  ownLimits,
+  resizeGroup,
+  withoutSummedLimits,
+} from "../../../providers/local/bundle/machine-resources.ts";
 import type { ContainerResources, MachineSpec } from "../../../src/provider/machine.ts";
 import { containerSpec, machineSpec } from "../../support/builders.ts";
 
@@ -12,29 +17,68 @@ const machine = (more: Partial<MachineSpec>) => machineSpec({ containers: [conta
 const limits = (memory_bytes: number, cpu_millis = 1000) => ({ limits: { cpu_millis, memory_bytes } });
 
 describe("limits of a machine as a whole", () => {
-  test("a container without one makes the machine's limit needed", () =>
-    expect(sharedLimits(machine({ resources: limits(GIB, 500) }))).toEqual({ cpu_millis: 500, memory_bytes: GIB }));
-  test("containers that together keep it do without, so that each can grow", () =>
+  test("are those of its own resources", () =>
+    expect(ownLimits(limits(GIB, 500))).toEqual({ cpu_millis: 500, memory_bytes: GIB }));
+  test("no limit, none", () => expect(ownLimits({ requests: { memory_bytes: GIB } })).toEqual({}));
+  test("those that were its containers' sum go when one of them changes alone, so that it can grow", () =>
     expect(
-      sharedLimits(
+      withoutSummedLimits(
         machine({
           containers: [container("a", limits(GIB)), container("b", limits(GIB))],
           init_containers: [container("i", limits(2 * GIB))],
           resources: limits(2 * GIB, 2000),
         }),
       ),
-    ).toEqual({}));
-  test("containers whose limits are more together are held to the machine's", () =>
+    ).toEqual({ limits: {} }));
+  test("those that are less than its containers' sum stay", () =>
     expect(
-      sharedLimits(
+      withoutSummedLimits(
         machine({
           containers: [container("a", limits(GIB)), container("b", limits(GIB))],
           resources: limits(GIB, 2000),
         }),
       ),
-    ).toEqual({ memory_bytes: GIB }));
-  test("no limit, none", () =>
-    expect(sharedLimits(machine({ resources: { requests: { memory_bytes: GIB } } }))).toEqual({}));
+    ).toEqual({ limits: { memory_bytes: GIB } }));
+  test("those that a container without any has for its own stay", () =>
+    expect(withoutSummedLimits(machine({ resources: limits(GIB, 500) }))).toEqual(limits(GIB, 500)));
+});
+
+describe("a machine's group changes", () => {
+  const journal: unknown[] = [];
+  const change = async (
+    from: ContainerResources | undefined,
+    to: ContainerResources,
+    containers = () => Promise.resolve(void journal.push("containers")),
+  ) => {
+    journal.length = 0;
+    const usage = () => Promise.resolve({ workingSet: 100 * MIB });
+    const limit = (amounts: object) => Promise.resolve(void journal.push(amounts));
+    await resizeGroup({ usage, limit }, { from, to }, containers);
+    return journal;
+  };
+  const set = (memory_bytes: number, cpu_millis: number) => ({ cpu_millis, memory_bytes });
+
+  test("before its containers where it grows, after them where it shrinks", async () =>
+    expect(await change(limits(GIB, 500), limits(2 * GIB, 300))).toEqual([
+      set(2 * GIB, 500),
+      "containers",
+      set(2 * GIB, 300),
+    ]));
+  test("from no limit to one, and back", async () => {
+    expect(await change(undefined, limits(GIB, 500))).toEqual([set(Infinity, Infinity), "containers", set(GIB, 500)]);
+    expect((await change(limits(GIB, 500), {}))[2]).toEqual(set(Infinity, Infinity));
+  });
+  test("not to less memory than it uses, in a kubelet's words", async () => {
+    await expect(change(limits(GIB), limits(MIB))).rejects.toThrow(
+      `attempting to set pod memory limit (${MIB}) below current usage (${100 * MIB})`,
+    );
+    expect(journal).toEqual([]);
+  });
+  test("back when a container cannot follow", async () => {
+    const refuse = () => Promise.reject(new Error("no"));
+    await expect(change(limits(GIB, 500), limits(2 * GIB, 300), refuse)).rejects.toThrow("no");
+    expect(journal).toEqual([set(2 * GIB, 500), set(GIB, 500)]);
+  });
 });
 
 describe("who goes first when memory runs out, as in a kubelet", () => {

@@ -154,6 +154,14 @@ describe("a change of resources", () => {
     expect(world.said("ResizeCompleted")).toEqual(['Pod resize completed: {"generation":2}']);
   });
 
+  test("of the machine as a whole begins and ends in the same way", async () => {
+    const machine_resources = { limits: { cpu_millis: 700 } };
+    world.difference = { patch: { machine_resources }, resize: go };
+    await world.settle();
+    expect(world.provider.machines[0]!.resources).toEqual(machine_resources);
+    expect([world.said("ResizeStarted"), world.said("ResizeCompleted")].map(({ length }) => length)).toEqual([1, 1]);
+  });
+
   test("that can never be made is Infeasible at once, and the status keeps what the container has", async () => {
     world.difference = {
       patch: undefined,

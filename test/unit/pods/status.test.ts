@@ -1,6 +1,6 @@
 import { describe, expect, test } from "vitest";
 import type { Pod } from "../../../src/kube/wire.ts";
-import type { Machine } from "../../../src/provider/machine.ts";
+import type { ContainerResources, Machine } from "../../../src/provider/machine.ts";
 import { statusDiff } from "../../../src/pods/status/diff.ts";
 import type { StatusInput } from "../../../src/pods/status/input.ts";
 import { podStatus } from "../../../src/pods/status/pod-status.ts";
@@ -553,6 +553,34 @@ describe("resources of containers", () => {
 
   test("are left out where the machine tells none", () => {
     expect(status(p, machine()).containerStatuses![0]!.resources).toBeUndefined();
+  });
+});
+
+describe("resources of a pod", () => {
+  const asked = { limits: { cpu: "2" }, requests: { cpu: "1500m", memory: "128M" } };
+  const spec = { containers: [{ name: "app", image: "i" }], resources: asked };
+  const seen = (resources?: ContainerResources) =>
+    status(pod({ spec }), machine({ containers: [running("app")], ...(resources && { resources }) }));
+  const given = { limits: { cpu_millis: 2000 }, requests: { cpu_millis: 1500, memory_bytes: 128_000_000 } };
+
+  test("are those of the spec, in its own words, while the machine has them", () => {
+    expect(seen(given)).toMatchObject({ resources: asked, allocatedResources: asked.requests });
+  });
+
+  test("are the machine's while a change has not been made", () => {
+    const { resources } = seen({ ...given, limits: { cpu_millis: 1000 } });
+    expect(resources).toEqual({ ...asked, limits: { cpu: "1" } });
+  });
+
+  test("are told of one that has none of its own as its backend says them", () => {
+    const sum = { limits: { cpu: "2" }, requests: { cpu: "1500m", memory: "125000Ki" } };
+    const told = status(pod(), machine({ resources: given }));
+    expect(told).toMatchObject({ resources: sum, allocatedResources: sum.requests });
+    expect(status(pod(), machine())).not.toHaveProperty("resources");
+  });
+
+  test("its container that names none has none, and that is said", () => {
+    expect(seen().containerStatuses![0]!.resources).toEqual({});
   });
 });
 

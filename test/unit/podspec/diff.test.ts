@@ -69,6 +69,52 @@ describe("diffMachine", () => {
     expect([resized(["cpu"]), resized(["memory"])]).toEqual([true, undefined]);
   });
 
+  describe("of a machine's own resources", () => {
+    const own = { requests: { cpu_millis: 500 }, limits: { cpu_millis: 700, memory_bytes: 100 } };
+    const bare: DesiredMachine["containers"][number] = {
+      name: "app",
+      image: "nginx:1",
+      resources: {},
+      restartFor: ["cpu"],
+    };
+    const change = ({ to = own, areAsked = true, containers = [bare] } = {}, lacking: Capability[] = []) => {
+      const before = { ...own, limits: { cpu_millis: 600, memory_bytes: 100 } };
+      const desired = { ...same, containers, resources: { amounts: to, areAsked } };
+      const now = { ...observed, resources: before, containers: [state({ resources: {} })] };
+      return diffMachine(desired, now, new Set(ALL_CAPABILITIES.filter((each) => !lacking.includes(each))));
+    };
+
+    test("lists a change, and the containers whose limit it is", () => {
+      expect(change()).toMatchObject({
+        machineResized: own,
+        resized: [{ container: "app", resources: {}, restart: true }],
+      });
+    });
+
+    test("leaves a container alone that has a limit of its own", () => {
+      const resources = { limits: { cpu_millis: 50 } };
+      const containers = [{ ...bare, resources, restartFor: [] }];
+      const now = { ...observed, resources: {}, containers: [state({ resources })] };
+      const amounts = { limits: { cpu_millis: 80 } };
+      const desired = { ...same, containers, resources: { amounts, areAsked: true } };
+      expect(diffMachine(desired, now, new Set(ALL_CAPABILITIES))).toMatchObject({
+        machineResized: amounts,
+        resized: [],
+      });
+    });
+
+    test("goes with its containers where the pod has none of its own, and only where it can", () => {
+      const containers = [{ ...bare, resources: { requests: { cpu_millis: 1 } } }];
+      expect(change({ areAsked: false, containers }).machineResized).toEqual(own);
+      expect(change({ areAsked: false, containers }, ["resize_machine"]).machineResized).toBeUndefined();
+      expect(change({}, ["resize_machine"]).machineResized).toEqual(own);
+    });
+
+    test("is none where nobody says what the machine has", () => {
+      expect(diff({ resources: { amounts: own, areAsked: true } }).machineResized).toBeUndefined();
+    });
+  });
+
   test("adds ephemeral containers that the observed does not have", () => {
     const ephemeralContainers = [{ name: "debug", image: "busybox" }];
     expect(diff({ ephemeralContainers }).patch).toEqual({ ephemeral_containers: ephemeralContainers });

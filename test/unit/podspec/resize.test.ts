@@ -49,6 +49,17 @@ describe("judgeResize", () => {
     });
   });
 
+  test("calls it infeasible where the backend cannot change the machine itself", () => {
+    const change = { pod: asking("1"), containers: [], machine: true, node: burst0, otherPods: otherPods() };
+    const judged = (capability: Capability) =>
+      judgeResize({ ...change, backend: { name: "b", capabilities: new Set([capability]) } });
+    expect(judged("resize")).toMatchObject({
+      reason: "Infeasible",
+      message: 'In-place resize is not possible: backend "b" lacks capability resize_machine',
+    });
+    expect(judged("resize_machine")).toMatchObject({ kind: "go" });
+  });
+
   test("counts a pod whose own resize is pending with what it was given, not with what it asks for", () => {
     const pending = asking("100", {
       conditions: [{ type: "PodResizePending", status: "True" }],

@@ -138,11 +138,19 @@ describe("requiredCapabilities", () => {
   });
 
   test("a patch needs a capability for each thing that it changes", () => {
-    const patch = { files: [], containers: [], resources: [], registry_auth: [], ephemeral_containers: [] };
+    const patch = {
+      files: [],
+      containers: [],
+      resources: [],
+      machine_resources: {},
+      registry_auth: [],
+      ephemeral_containers: [],
+    };
     expect(patchCapabilities(patch).map(({ capability }) => capability)).toEqual([
       "patch_files",
       "patch_image",
       "resize",
+      "resize_machine",
       "patch_registry_auth",
       "ephemeral_containers",
     ]);

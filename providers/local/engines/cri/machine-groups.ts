@@ -8,7 +8,6 @@ import type { Clock, ResourceAmounts } from "../../../../src/provider/kit/index.
 import { Cgroup, cgroupVersion } from "../../bundle/cgroup.ts";
 import { cpuShares, cpuWeight } from "../../bundle/host-reserve.ts";
 import { CommandError, run } from "../../host/command.ts";
-import { machineHash } from "../../host/machine-hash.ts";
 
 type Limits = ResourceAmounts & { pids?: number };
 
@@ -18,6 +17,7 @@ export interface MachineGroups {
   /** CRI's `cgroup_parent` of the machine's sandbox; a path below the root of each tree, too. */
   parentOf(machineId: string): string;
   limitAll(limits: Limits & { cpuShareMillis: number }): Promise<void>;
+  /** What is not named is not changed; Infinity takes a limit away. */
   limit(machineId: string, limits: Limits): Promise<void>;
   /** Removes the group of a machine; everything in it is killed before. */
   remove(machineId: string): Promise<void>;
@@ -42,7 +42,7 @@ class Folders implements MachineGroups {
   }
 
   parentOf(machineId: string): string {
-    return join(this.#root, machineHash(machineId));
+    return join(this.#root, groupName(machineId));
   }
 
   async limitAll({ cpuShareMillis, ...limits }: Limits & { cpuShareMillis: number }): Promise<void> {
@@ -99,9 +99,22 @@ class Slices implements MachineGroups {
   }
 
   #sliceOf(machineId: string): string {
-    return this.#slice.replace(".slice", `-${machineHash(machineId)}.slice`);
+    return this.#slice.replace(".slice", `-${sliceName(machineId)}.slice`);
   }
 }
+
+/**
+ * A machine's id is in the name of its group, and so is its pod's UID: programs of the host look for that, as for a
+ * kubelet's `podUID`.
+ * @internal
+ */
+export const groupName = (machineId: string): string => `pod${machineId}`;
+
+/**
+ * A hyphen would begin a slice in the slice, and an underscore is in no machine's id.
+ * @internal
+ */
+export const sliceName = (machineId: string): string => groupName(machineId).replaceAll("-", "_");
 
 /**
  * Where systemd has a slice: each part of its name is a slice in the one before.
@@ -124,10 +137,12 @@ export function sliceProperties(
 ): Property[] {
   const isV2 = version === 2;
   const properties: Property[] = [["Description", "s", "Machines of vmlet"]];
-  const add = (name: string, value: number) => properties.push([name, "t", value]);
-  if (memory_bytes !== undefined) add(isV2 ? "MemoryMax" : "MemoryLimit", memory_bytes);
+  // systemd has its greatest number for no limit.
+  const whole = (value: number) => (value === Infinity ? "18446744073709551615" : value);
+  const add = (name: string, value: number | string) => properties.push([name, "t", value]);
+  if (memory_bytes !== undefined) add(isV2 ? "MemoryMax" : "MemoryLimit", whole(memory_bytes));
   if (pids !== undefined) add("TasksMax", pids);
-  if (cpu_millis !== undefined) add("CPUQuotaPerSecUSec", cpu_millis * 1000);
+  if (cpu_millis !== undefined) add("CPUQuotaPerSecUSec", whole(cpu_millis * 1000));
   if (cpuShareMillis !== undefined)
     add(isV2 ? "CPUWeight" : "CPUShares", isV2 ? cpuWeight(cpuShareMillis) : cpuShares(cpuShareMillis));
   return properties;

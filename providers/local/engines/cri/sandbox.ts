@@ -8,7 +8,7 @@
  * All else the runtime keeps, and is found there by labels.
  */
 import type { MessageInitShape } from "@bufbuild/protobuf";
-import { mkdir, readFile } from "node:fs/promises";
+import { mkdir } from "node:fs/promises";
 import { totalmem } from "node:os";
 import { dirname, join, relative } from "node:path";
 import { type Duplex, PassThrough } from "node:stream";
@@ -34,7 +34,7 @@ import {
   volumeSource,
   volumeStats,
 } from "../../bundle/host-volumes.ts";
-import { sharedLimits } from "../../bundle/machine-resources.ts";
+import { ownLimits, resizeGroup } from "../../bundle/machine-resources.ts";
 import {
   type ContainerConclusion,
   ContainerError,
@@ -77,6 +77,7 @@ import { isRunning, networkNamespace, sandboxInfo } from "./sandbox-info.ts";
 import { hasNetwork, joinNetwork, rejoinNetwork } from "./sandbox-network.ts";
 import { resizeContainer } from "./resize.ts";
 import { containerSamples, layerInodes, networkSample } from "./samples.ts";
+import { signalProcess } from "./signal-process.ts";
 import { commandStreams } from "./streams.ts";
 
 /** The runtime waits so long before it kills by itself: never, for it is we who decide that. */
@@ -109,7 +110,7 @@ export async function openSandbox(context: CriContext, home: MachineHome, signal
   const etc = join(dir, "etc");
   await mkdir(etc, { recursive: true, mode: 0o755 });
   await network?.ensure();
-  await groups.limit(id, { ...sharedLimits(spec), pids: pidsLimit });
+  await groups.limit(id, { ...ownLimits(spec.resources), pids: pidsLimit });
   const users = spec.security?.host_users === false ? userNamespace(await context.users.take(id)) : undefined;
   const config = sandboxConfig(context, home, users);
   const [{ podSandboxId }] = await together([
@@ -357,22 +358,9 @@ class CriSandbox implements Sandbox {
     if (containerId === undefined) return;
     const spec = containersOf(this.#home.spec).find(({ spec }) => spec.name === container.name)?.spec;
     // containerd 2.2 sends the image's, whatever it was told.
-    if (spec?.stop?.signal !== undefined && (await this.#signalProcess(containerId, signal))) return;
+    const asked = { containerId, signal, abort: this.#signal };
+    if (spec?.stop?.signal !== undefined && (await signalProcess(client, asked))) return;
     await client.runtime.stopContainer({ containerId, timeout: NEVER_KILL_S }, client.within(SIGNAL_MS, this.#signal));
-  }
-
-  /** @returns false when the runtime's container is no process of this host */
-  async #signalProcess(containerId: string, signal: number): Promise<boolean> {
-    const { client } = this.#context;
-    const asked = { containerId, verbose: true };
-    const { info } = await client.runtime.containerStatus(asked, client.within(QUICK_CALL_MS, this.#signal));
-    const { pid } = JSON.parse(info["info"] ?? "{}") as { pid?: number };
-    if (pid === undefined) return false;
-    // The pid may have gone to another process since: its control group tells, which is named after the container.
-    const groups = await readFile(`/proc/${pid}/cgroup`, "latin1").catch(() => "");
-    if (!groups.includes(containerId)) return false;
-    process.kill(pid, signal);
-    return true;
   }
 
   async kill(container: ContainerRef): Promise<void> {
@@ -525,6 +513,13 @@ class CriSandbox implements Sandbox {
       });
     const asked = { podSandboxId: this.#id, containerId, name: container.name, resources };
     await resizeContainer(client, asked, { host: this.#host, signal: this.#signal });
+  }
+
+  async resizeMachine(change: Parameters<typeof resizeGroup>[1], containers: () => Promise<void>): Promise<void> {
+    const { groups } = this.#context;
+    const { id } = this.#home;
+    const group = new Cgroup(groups.parentOf(id));
+    await resizeGroup({ usage: () => group.usage(), limit: (limits) => groups.limit(id, limits) }, change, containers);
   }
 
   async close(): Promise<void> {

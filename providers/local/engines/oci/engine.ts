@@ -164,6 +164,7 @@ export class OciEngine implements Engine {
   get capabilities(): readonly Capability[] {
     return [
       ...OCI_CAPABILITIES,
+      "resize_machine",
       ...(pauseProgram(process.arch) === undefined ? [] : (["share_process_namespace"] as const)),
       ...(this.#policy.allowPrivileged || this.reserved !== undefined ? (["privileged"] as const) : []),
       ...(this.reserved === undefined ? [] : HOST_CAPABILITIES),

@@ -67,7 +67,7 @@ import { Cgroup, cgroupVersion } from "../../bundle/cgroup.ts";
 import { kernelHostname } from "../../bundle/host-files.ts";
 import { MACHINE_USERS } from "../../bundle/machine-users.ts";
 import { mountMapped } from "../../bundle/mapped-mounts.ts";
-import { sharedLimits } from "../../bundle/machine-resources.ts";
+import { ownLimits, resizeGroup } from "../../bundle/machine-resources.ts";
 import type { OciContext } from "./context.ts";
 import { makeEtc, readMessage, removeMessage, writeHosts } from "../../bundle/etc.ts";
 import {
@@ -111,7 +111,7 @@ export async function openSandbox(context: OciContext, home: MachineHome, signal
   const { spec, dir } = home;
   for (const folder of ["ns", "shm", "etc", "volumes", "containers"])
     await mkdir(join(dir, folder), { recursive: true, mode: 0o755 });
-  const limits = sharedLimits(spec);
+  const limits = ownLimits(spec.resources);
   // Each container has a limit of its own as well, but there may be many.
   const group = new Cgroup(join(context.cgroupRoot, machineHash(home.id)));
   await group.limit({ ...limits, pids: context.pidsLimit });
@@ -439,6 +439,11 @@ export class OciSandbox implements Sandbox {
       cpu: { quota: -1, ...wanted.cpu },
       memory: wanted.memory ?? { limit: -1 },
     });
+  }
+
+  async resizeMachine(change: Parameters<typeof resizeGroup>[1], containers: () => Promise<void>): Promise<void> {
+    const { cgroupRoot } = this.#context;
+    await resizeGroup(new Cgroup(join(cgroupRoot, machineHash(this.#home.id))), change, containers);
   }
 
   async close(): Promise<void> {

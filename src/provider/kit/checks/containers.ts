@@ -202,6 +202,31 @@ export const CONTAINER_CHECKS: readonly Check[] = [
     },
   },
   {
+    name: "resize/a-machine-grows-and-shrinks-as-it-runs",
+    needs: ["resize_machine"],
+    why: "A pod that has resources of its own may change them, and what it has is what its node has given away.",
+    async run(context: CheckContext) {
+      const amounts = (mib: number) => ({ cpu_millis: mib, memory_bytes: mib * 1024 * 1024 });
+      const resources = (mib: number) => ({ requests: amounts(mib), limits: amounts(mib) });
+      const before = await context.running(FOREVER, { resources: resources(128) });
+      for (const mib of [256, 192]) {
+        const machine_resources = resources(mib);
+        await context.provider.updatePod?.(before.id, { machine_resources }, { signal: context.signal });
+        const machine = await context.until(
+          before.id,
+          `the machine to show ${mib} MiB and millicores, requested and as limits`,
+          ({ resources: { requests, limits } = {} }) =>
+            [requests, limits].every((each) => each?.cpu_millis === mib && each.memory_bytes === mib * 1024 * 1024),
+        );
+        context.expect(
+          mainOf(machine).id === mainOf(before).id && mainOf(machine).state === "running",
+          "its container to run on",
+          `the machine is ${summary(machine)}`,
+        );
+      }
+    },
+  },
+  {
     name: "containers/working-dir",
     why: "Images and pods name files by paths from there.",
     async run(context: CheckContext) {

@@ -11,6 +11,7 @@ const PATCHES: readonly Capability[] = [
   "patch_image",
   "patch_registry_auth",
   "resize",
+  "resize_machine",
   "ephemeral_containers",
 ];
 
