@@ -179,14 +179,8 @@ export class PodRenderer {
    */
   #machineState(pod: Pod, machine: MachineFacts): string {
     const stale = [...this.#staleFiles(uidOf(pod), machine), ...this.#staleImages(pod, machine)];
-    return [this.#credentialsState(pod, machine), ...stale, ...this.#ownSize(machine)].join("|");
-  }
-
-  /** A change that was given up on may still be made, by a backend that has been started again. */
-  #ownSize({ resources }: MachineFacts): string[] {
-    if (!this.#options.backend().capabilities.has("resize_machine")) return [];
-    const { requests, limits } = resources ?? {};
-    return [requests, limits].map((each) => `${each?.cpu_millis ?? ""}/${each?.memory_bytes ?? ""}`);
+    const canGrow = this.#options.backend().capabilities.has("resize_machine");
+    return [this.#credentialsState(pod, machine), ...stale, ...(canGrow ? ownSize(machine) : [])].join("|");
   }
 
   /**
@@ -513,6 +507,11 @@ async function handlerOf(kube: Kube, pod: Pod, signal: AbortSignal): Promise<Han
 /** Once per failed pull; the waits that follow are its back-off. */
 function failsToPull({ containers }: MachineFacts): boolean {
   return containers.some((each) => "state" in each && each.state === "waiting" && each.reason === "ErrImagePull");
+}
+
+/** What shows a change that was given up on and is made all the same, by a backend that has been started again. */
+function ownSize({ resources: { requests, limits } = {} }: MachineFacts): string[] {
+  return [requests, limits].map((each) => `${each?.cpu_millis ?? ""}/${each?.memory_bytes ?? ""}`);
 }
 
 function wait(...events: PodEvent[]): NotReady {

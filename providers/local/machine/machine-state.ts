@@ -435,8 +435,7 @@ export class MachineState implements ContainerHolder {
 
   /** These files are in place. */
   showFiles({ name, version }: FilesVolume): void {
-    const { machine } = this.#record;
-    machine.file_versions = withFileVersion(machine.file_versions, { volume: name, version });
+    this.#record.machine.file_versions = withFileVersion(this.#record.machine.file_versions, { volume: name, version });
   }
 
   /** Begins to remember a container. */

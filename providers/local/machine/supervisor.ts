@@ -176,11 +176,9 @@ export class Supervisor implements MachineHome {
     this.#state.forgetCredentials();
     this.#state.catchUp();
     this.#state.snapshot();
-    if (isOver(this.record.machine)) {
-      this.#ready = true;
-      if (this.record.deleted) this.#context.onDeleted(this);
-      return;
-    }
+    this.#ready = isOver(this.record.machine);
+    if (this.#ready && this.record.deleted) this.#context.onDeleted(this);
+    if (this.#ready) return;
     if (!(await this.#keeper.recover())) return;
     const { sandbox } = this.#keeper;
     if (sandbox !== undefined) {
