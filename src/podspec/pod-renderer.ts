@@ -6,7 +6,7 @@ import { containersOf, isTerminal, uidOf } from "../kube/pod.ts";
 import { saysNotFound } from "../kube/errors.ts";
 import type { Kube } from "../kube/kube.ts";
 import { nodePath, resourcePath } from "../kube/paths.ts";
-import type { Node, Pod } from "../kube/wire.ts";
+import type { Container, Node, Pod } from "../kube/wire.ts";
 import {
   fileVersion,
   type Machine,
@@ -20,7 +20,7 @@ import { admitPod, daemonSetHeld, isDaemonSetPod, lacksExtended } from "./admiss
 import { OverBudgetError, PodBudget, tell } from "./budget.ts";
 import type { NodeAllocation, OtherPods } from "./admission/allocation.ts";
 import { checkCapabilities } from "./admission/capability-gate.ts";
-import { diffMachine } from "./render/diff.ts";
+import { type DesiredMachine, diffMachine } from "./render/diff.ts";
 import { isSameImage } from "./image-name.ts";
 import { containerResources, machineResources } from "./render/machine-resources.ts";
 import type { Backend, NodeFacts, PodEvent, References, MachineChange, Rendered } from "./types.ts";
@@ -75,6 +75,7 @@ export interface PodRendererOptions {
 const READ_ROUNDS = 3;
 
 type Read = { ok: true; references: References; sources: string } | { ok: false; problem: string };
+type DesiredContainer = DesiredMachine["containers"][number];
 type NotReady = Exclude<Rendered, { kind: "ready" }>;
 
 /**
@@ -252,18 +253,8 @@ export class PodRenderer {
     const ephemeral = renderEphemeralContainers(input, new Set(machine.containers.map(({ name }) => name)));
     const diff = diffMachine(
       {
-        resources: {
-          amounts: machineResources(pod.spec ?? { containers: [] }),
-          areAsked: pod.spec?.resources !== undefined,
-        },
-        containers: containersOf(pod).map((container) => ({
-          name: container.name,
-          image: container.image ?? "",
-          resources: containerResources(container.resources),
-          restartFor: (container.resizePolicy ?? [])
-            .filter(({ restartPolicy }) => restartPolicy === "RestartContainer")
-            .map(({ resourceName }) => resourceName),
-        })),
+        resources: ownResources(pod),
+        containers: containersOf(pod).map(desiredContainer),
         ephemeralContainers: ephemeral.containers,
         volumes,
       },
@@ -512,6 +503,16 @@ function failsToPull({ containers }: MachineFacts): boolean {
 /** What shows a change that was given up on and is made all the same, by a backend that has been started again. */
 function ownSize({ resources: { requests, limits } = {} }: MachineFacts): string[] {
   return [requests, limits].map((each) => `${each?.cpu_millis ?? ""}/${each?.memory_bytes ?? ""}`);
+}
+
+function desiredContainer({ name, image = "", resources, resizePolicy = [] }: Container): DesiredContainer {
+  const restarting = resizePolicy.filter(({ restartPolicy }) => restartPolicy === "RestartContainer");
+  const restartFor = restarting.map(({ resourceName }) => resourceName);
+  return { name, image, resources: containerResources(resources), restartFor };
+}
+
+function ownResources({ spec }: Pod): DesiredMachine["resources"] & object {
+  return { amounts: machineResources(spec ?? { containers: [] }), areAsked: spec?.resources !== undefined };
 }
 
 function wait(...events: PodEvent[]): NotReady {
