@@ -27,21 +27,6 @@ export function ownLimits(resources: ContainerResources | undefined): ResourceAm
   return limits;
 }
 
-/**
- * The machine's resources where a container changes and nobody says what the machine is to have: a limit that was no
- * more than its containers' own together goes, so that they may grow; their own keep it.
- */
-export function withoutSummedLimits(spec: MachineSpec): ContainerResources {
-  const limits = { ...spec.resources?.limits };
-  const containers = lasting(spec);
-  for (const key of ["cpu_millis", "memory_bytes"] as const) {
-    const own = containers.map((container) => container.spec.resources?.limits?.[key] ?? 0);
-    const together = containers.reduce((sum, each, index) => sum + (isPlainInit(each) ? 0 : own[index]!), 0);
-    if (!own.includes(0) && together <= (limits[key] ?? 0)) delete limits[key];
-  }
-  return { ...spec.resources, limits };
-}
-
 /** What has to be known of a machine's group to change its limits. */
 interface LimitedGroup {
   usage(): Promise<{ workingSet: number } | undefined>;

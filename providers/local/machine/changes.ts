@@ -7,11 +7,10 @@ import {
   type MachinePatch,
   ProviderError,
 } from "../../../src/provider/kit/index.ts";
-import { withoutSummedLimits } from "../bundle/machine-resources.ts";
 import type { Instances } from "./instances.ts";
 import type { MachineContext } from "./machine-context.ts";
 import type { SandboxKeeper } from "./sandbox-keeper.ts";
-import { findFiles } from "./spec-changes.ts";
+import { findFiles, withoutSummedLimits } from "./spec-changes.ts";
 
 export class MachineChanges {
   readonly #context: MachineContext;

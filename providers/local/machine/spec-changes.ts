@@ -1,8 +1,12 @@
 /** Specifications with one thing in them changed, as patches ask for. */
 import {
+  type ContainerResources,
+  containersOf,
   type ContainerSpec,
+  isSidecar,
   type MachinePatch,
   type MachineSpec,
+  type NamedContainer,
   ProviderError,
   type Volume,
 } from "../../../src/provider/kit/index.ts";
@@ -40,4 +44,20 @@ export function specWithFiles(
 ): MachineSpec {
   const volume = findFiles(spec, name);
   return { ...spec, volumes: spec.volumes!.map((other) => (other === volume ? { ...volume, version, files } : other)) };
+}
+
+/**
+ * The machine's resources where a container changes and nobody says what the machine is to have: a limit that was no
+ * more than its containers' own together goes, so that they may grow; their own keep it.
+ */
+export function withoutSummedLimits(spec: MachineSpec): ContainerResources {
+  const limits = { ...spec.resources?.limits };
+  const containers = containersOf(spec).filter(({ kind }) => kind !== "ephemeral");
+  for (const key of ["cpu_millis", "memory_bytes"] as const) {
+    const own = (each: NamedContainer) => each.spec.resources?.limits?.[key] ?? 0;
+    const stay = containers.filter((each) => each.kind === "main" || isSidecar(each.spec, each.kind));
+    const together = stay.reduce((sum, each) => sum + own(each), 0);
+    if (containers.every((each) => own(each) > 0) && together <= (limits[key] ?? 0)) delete limits[key];
+  }
+  return { ...spec.resources, limits };
 }

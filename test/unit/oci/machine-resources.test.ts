@@ -1,10 +1,6 @@
 import { describe, expect, test } from "vitest";
-import {
-  oomScoreAdj,
-  ownLimits,
-  resizeGroup,
-  withoutSummedLimits,
-} from "../../../providers/local/bundle/machine-resources.ts";
+import { oomScoreAdj, ownLimits, resizeGroup } from "../../../providers/local/bundle/machine-resources.ts";
+import { withoutSummedLimits } from "../../../providers/local/machine/spec-changes.ts";
 import type { ContainerResources, MachineSpec } from "../../../src/provider/machine.ts";
 import { containerSpec, machineSpec } from "../../support/builders.ts";
 
