@@ -2,6 +2,7 @@
 import { createHash } from "node:crypto";
 import { readFileSync } from "node:fs";
 import { Command, Option } from "commander";
+import { matchingCredentials, parseReference } from "../../providers/local/images/reference.ts";
 import { ConfigError } from "../config/load.ts";
 import { parseDockerConfig } from "../provider/docker-config.ts";
 import type { ImageProvider, PrewarmedImage } from "../provider/image.ts";
@@ -148,7 +149,8 @@ export async function pullImages(
     if (image.state !== "ready") waiting.push(image);
   };
   for (const image of new Set(names)) {
-    const spec = { image, labels, ...(auth.length > 0 && { registry_auth: [...auth] }) };
+    const own = credentialsFor(image, auth);
+    const spec = { image, labels, ...(own.length > 0 && { registry_auth: own }) };
     look(await images.create(imageIdOf(image, labels), spec, { signal }));
   }
   while (waiting.length > 0 && clock.monotonic() < deadline) {
@@ -162,6 +164,16 @@ export async function pullImages(
   throw new ImagesError(
     `not here within ${waitMs / 1000} s: ${list}. The backend goes on trying; vmlet images list shows how far it is`,
   );
+}
+
+/** Of the file's credentials those for the image's registry: the others are nothing to the backend. */
+function credentialsFor(image: string, auth: readonly RegistryAuth[]): RegistryAuth[] {
+  try {
+    return matchingCredentials(parseReference(image), auth);
+  } catch {
+    // The backend says what is wrong with the name.
+    return [];
+  }
 }
 
 function lineOf({ image, state, reason, message, size_bytes: bytes }: PrewarmedImage): string {

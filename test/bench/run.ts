@@ -11,11 +11,12 @@
  * `--markdown` ends with the table that README.md holds.
  */
 import { statSync } from "node:fs";
-import { mkdtemp, rm, writeFile } from "node:fs/promises";
+import { mkdtemp, readFile, rm, writeFile } from "node:fs/promises";
 import { availableParallelism, cpus, tmpdir } from "node:os";
 import { join, resolve } from "node:path";
 import { setTimeout as sleep } from "node:timers/promises";
 import { parseArgs } from "node:util";
+import { toError } from "../../src/util/errors.ts";
 import { startCluster, type Cluster } from "../e2e/harness/cluster.ts";
 import {
   agentWrites,
@@ -66,22 +67,13 @@ interface Figures {
   rate: number;
 }
 
-const { values } = parseArgs({
-  options: {
-    pods: { type: "string" },
-    rate: { type: "string", default: "20" },
-    steady: { type: "string", default: "300" },
-    target: { type: "string", multiple: true, default: ["memory", "http"] },
-    vs: { type: "string", multiple: true, default: [] },
-    against: { type: "string" },
-    limit: { type: "boolean", default: false },
-    curve: { type: "boolean", default: false },
-    scale: { type: "boolean", default: false },
-    at: { type: "string", multiple: true, default: ["100", "1000", "10000"] },
-    markdown: { type: "boolean", default: false },
-    json: { type: "boolean", default: false },
-  },
-});
+const { values } = parsed();
+if (values.help) {
+  // What stands at the head of this file, without the marks of a comment.
+  const head = (await readFile(import.meta.filename, "utf8")).split("*/")[0]!;
+  console.log(head.replaceAll(/^(?:\/\*\*| \*) ?/gm, "").trim());
+  process.exit();
+}
 const size = { pods: positive("pods"), rate: positive("rate"), steady: positive("steady") };
 const against = values.against === undefined ? undefined : resolve(values.against);
 const compared = values.vs.map((name) => (peers[name] ?? fail(unknown(name, Object.keys(peers))))());
@@ -353,4 +345,28 @@ function unknown(name: string, known: readonly string[]): string {
 function fail(message: string): never {
   console.error(`bench: ${message}`);
   process.exit(2);
+}
+
+function parsed() {
+  try {
+    return parseArgs({
+      options: {
+        help: { type: "boolean", short: "h", default: false },
+        pods: { type: "string" },
+        rate: { type: "string", default: "20" },
+        steady: { type: "string", default: "300" },
+        target: { type: "string", multiple: true, default: ["memory", "http"] },
+        vs: { type: "string", multiple: true, default: [] },
+        against: { type: "string" },
+        limit: { type: "boolean", default: false },
+        curve: { type: "boolean", default: false },
+        scale: { type: "boolean", default: false },
+        at: { type: "string", multiple: true, default: ["100", "1000", "10000"] },
+        markdown: { type: "boolean", default: false },
+        json: { type: "boolean", default: false },
+      },
+    });
+  } catch (thrown) {
+    return fail(`${toError(thrown).message}; --help tells the options`);
+  }
 }

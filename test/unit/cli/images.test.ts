@@ -38,6 +38,21 @@ describe("pull", () => {
     expect(told).toHaveLength(1);
   });
 
+  test("sends the credentials of the image's own registry, and no others", async () => {
+    const { images, pulling } = setup();
+    const sent: unknown[] = [];
+    const create: typeof images.create = (id, spec, options) => {
+      sent.push(spec.registry_auth);
+      return images.create(id, spec, options);
+    };
+    const watched = new Proxy(images, {
+      get: (target, name) => (name === "create" ? create : Reflect.get(target, name).bind(target)) as unknown,
+    });
+    const auth = ["r.test", "other.test", "docker.io"].map((registry) => ({ registry, username: "u", password: "p" }));
+    await pullImages(watched, [APP, "third.test/app:1"], { ...pulling, auth, waitMs: 0 });
+    expect(sent).toEqual([[auth[0]], undefined]);
+  });
+
   test("keeps one image however often it is called, and one for each cluster", () => {
     expect(imageIdOf(APP, {})).toBe(imageIdOf(APP, {}));
     expect(imageIdOf(APP, { "vmlet.dev/cluster": "a" })).not.toBe(imageIdOf(APP, {}));
