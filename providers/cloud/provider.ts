@@ -351,7 +351,9 @@ export class CloudProvider implements Provider {
         record.phase === "made" ? `machine ${id} is still being made` : `the VM of machine ${id} is gone`,
       );
     if (!vm.isSeen) throw new ProviderError("unavailable", `the host of machine ${id} is not seen just now`);
-    return this.#guests.of(vm);
+    const guest = this.#guests.of(vm);
+    if (record.phase === "told") await assertMade(guest, id, { signal });
+    return guest;
   }
 
   // ------------------------------------------------------------------------------------------------------------- eyes
@@ -469,3 +471,17 @@ export class CloudProvider implements Provider {
 const isSameDisruption = ({ disruption: a }: Machine, { disruption: b }: Machine) =>
   a?.reason === b?.reason && a?.message === b?.message && a?.at === b?.at;
 const lacks = (what: string) => new ProviderError("unsupported", `the guest has no ${what}`);
+
+/**
+ * Of a guest that was only told of its machine nobody knows that it has heard: what it does not know is no machine that
+ * is gone.
+ * @throws ProviderError conflict
+ */
+async function assertMade(guest: Provider, id: string, options: CallOptions): Promise<void> {
+  try {
+    await guest.getPod(id, options);
+  } catch (thrown) {
+    if (!isProviderError(thrown, "not_found")) throw thrown;
+    throw new ProviderError("conflict", `machine ${id} is still being made`, { cause: thrown });
+  }
+}

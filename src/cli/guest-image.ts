@@ -70,12 +70,13 @@ export async function buildGuestImage(output: string, options: GuestImageOptions
   const [first] = imageProblems();
   if (first !== undefined) throw new ConfigError(`no image can be made here: ${first.problem}; ${first.cure}`);
   const folder = await mkdtemp(join(tmpdir(), "vmlet-image-"));
+  const draft = `${output}.${process.pid}`;
   try {
     const root = join(folder, "rootfs");
     await mkdir(root);
     await run("tar", ["-xf", await packages(options), "-C", root], { signal: options.signal });
     for (const each of UNREAD) await rm(join(root, each), { recursive: true, force: true });
-    const main = await copyProgram(join(root, GUEST_FOLDER));
+    const main = await copyProgram(join(root, GUEST_FOLDER), options.signal);
     for (const name of FROM_HOST) await copyTool(findTool(name)!, join(root, "usr/local/bin", name));
     const files = guestFiles(join(GUEST_FOLDER, main), options.guestConfig);
     for (const { path, mode, text } of files) {
@@ -87,11 +88,11 @@ export async function buildGuestImage(output: string, options: GuestImageOptions
     }
     await mkdir(join(root, "var/log"), { recursive: true });
     await writeFile(join(folder, "metadata.yaml"), metadata());
-    const draft = `${output}.${process.pid}`;
     const same = ["--sort=name", "--mtime=@0", "--numeric-owner", "--format=gnu"];
     await run("tar", [...same, "-cf", draft, "-C", folder, "metadata.yaml", "rootfs"], { signal: options.signal });
     await rename(draft, output);
   } finally {
+    await rm(draft, { force: true });
     await rm(folder, { recursive: true, force: true });
   }
   return await fingerprintOf(output);
@@ -135,7 +136,7 @@ interface PackageJson {
 }
 
 /** The program, from its sources or from what was built of them, and what it depends on. @returns its main file */
-async function copyProgram(target: string): Promise<string> {
+async function copyProgram(target: string, signal: AbortSignal): Promise<string> {
   const isBuilt = import.meta.filename.endsWith(".js");
   const home = isBuilt ? dirname(PROGRAM_FOLDER) : PROGRAM_FOLDER;
   const parts = isBuilt ? ["dist", "src/provider/contract/openapi.yaml"] : ["src", "providers"];
@@ -144,6 +145,7 @@ async function copyProgram(target: string): Promise<string> {
   const visit = async (folder: string): Promise<void> => {
     const { dependencies = {} } = JSON.parse(await readFile(join(folder, "package.json"), "utf8")) as PackageJson;
     for (const name of Object.keys(dependencies)) {
+      signal.throwIfAborted();
       const found = packageFolder(name, folder);
       if (found === undefined || seen.has(found) || FOR_A_DESK.includes(name)) continue;
       seen.add(found);
@@ -158,7 +160,7 @@ async function copyProgram(target: string): Promise<string> {
   if (isBuilt) return "dist/src/cli/guest-main.js";
   const main = "src/cli/guest-main.js";
   // Of sources alone: what was built has been through it.
-  await run(process.execPath, [join(home, "helm/bundle.ts"), "--guest", join(target, main)]);
+  await run(process.execPath, [join(home, "helm/bundle.ts"), "--guest", join(target, main)], { signal });
   return main;
 }
 

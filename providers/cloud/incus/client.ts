@@ -216,3 +216,9 @@ function pinned(ca: string): (host: string, certificate: PeerCertificate) => Err
   return (host, certificate) =>
     known.has(certificate.fingerprint256) ? undefined : checkServerIdentity(host, certificate);
 }
+
+/** The named objects of a list; what is none, or no list, is left out: nobody could be asked about it. */
+export function namedIn<T extends { readonly name: string }>(metadata: unknown): T[] {
+  const items: unknown[] = Array.isArray(metadata) ? metadata : [];
+  return items.filter((item): item is T => typeof (item as Partial<T> | null)?.name === "string");
+}

@@ -15,7 +15,7 @@ import {
 import type { EntryStore, Vm, VmCloud, VmNotice, VmRequest, VmState } from "../cloud.ts";
 import { LEAVE_SECONDS } from "../guest-files.ts";
 import { BIRTH_LABEL } from "../labels.ts";
-import { IncusClient, type IncusReply, type IncusServer } from "./client.ts";
+import { namedIn, IncusClient, type IncusReply, type IncusServer } from "./client.ts";
 import { ProfileEntries } from "./entries.ts";
 import { dialGuest } from "./relay.ts";
 
@@ -158,8 +158,13 @@ export class IncusCloud implements VmCloud {
   async #evacuatedMembers({ signal }: CallOptions): Promise<ReadonlySet<string>> {
     const query = { recursion: "1" };
     const reply = await this.#client.ask({ method: "GET", path: "cluster/members", query, signal });
-    const members = reply.error === undefined && Array.isArray(reply.metadata) ? (reply.metadata as Member[]) : [];
-    return new Set(members.flatMap(({ server_name: name, status }) => (status === "Evacuated" ? [name] : [])));
+    const members: unknown[] = reply.error === undefined && Array.isArray(reply.metadata) ? reply.metadata : [];
+    return new Set(
+      members.flatMap((member) => {
+        const { server_name: name, status } = (member ?? {}) as Partial<Member>;
+        return name !== undefined && status === "Evacuated" ? [name] : [];
+      }),
+    );
   }
 
   /** Those whose hosts are seen: of the others Incus tells no labels. */
@@ -167,8 +172,7 @@ export class IncusCloud implements VmCloud {
     const query = { recursion: "1", filter: `config.${LABEL}${key} eq ${value}` };
     const reply = await this.#client.ask({ method: "GET", path: "instances", query, signal });
     if (reply.error !== undefined) throw unknown(reply);
-    const instances = (Array.isArray(reply.metadata) ? reply.metadata : []) as Instance[];
-    return instances
+    return namedIn<Instance>(reply.metadata)
       .filter(({ config }) => config?.[LABEL + key] === value)
       .map((each) => vmOf(each, [], true, this.#clock.now()));
   }
@@ -189,7 +193,8 @@ export class IncusCloud implements VmCloud {
     const stream = await dialGuest(this.#client, name, options);
     try {
       const instance = await this.#instance(name, options);
-      if (instance?.config?.[LABEL + BIRTH_LABEL] === labels[BIRTH_LABEL]) return stream;
+      const birth = labels[BIRTH_LABEL];
+      if (birth !== undefined && instance?.config?.[LABEL + BIRTH_LABEL] === birth) return stream;
     } catch (thrown) {
       stream.destroy();
       throw thrown;
@@ -245,7 +250,7 @@ export class IncusCloud implements VmCloud {
     const query = { recursion: "1" };
     const signal = new AbortController().signal;
     const reply = await this.#client.ask({ method: "GET", path: "instances", query, signal }).catch(() => undefined);
-    const all = reply?.error === undefined && Array.isArray(reply?.metadata) ? (reply.metadata as Instance[]) : [];
+    const all = reply?.error === undefined ? namedIn<Instance>(reply?.metadata) : [];
     return new Map(all.flatMap((each) => (each.status_code === ERROR ? [[each.name, each] as const] : [])));
   }
 

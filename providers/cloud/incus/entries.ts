@@ -17,7 +17,7 @@
 import { createHash } from "node:crypto";
 import { type CallOptions, type Clock, ProviderError } from "../../../src/provider/kit/index.ts";
 import type { Entry, EntryStore } from "../cloud.ts";
-import type { IncusClient, IncusReply } from "./client.ts";
+import { type IncusClient, type IncusReply, namedIn } from "./client.ts";
 
 const KEY = "user.vmlet-entry.";
 const NAME = "user.vmlet-name";
@@ -31,7 +31,7 @@ interface Version {
 }
 
 interface Profile {
-  readonly name?: unknown;
+  readonly name: string;
   readonly config?: Readonly<Record<string, string>>;
 }
 
@@ -66,7 +66,7 @@ export class ProfileEntries implements EntryStore {
     if (reply.error !== undefined) throw unknown(reply);
     const newest = new Map<string, { profile: Profile; number: number }>();
     const numbers = new Map<string, number[]>();
-    for (const profile of listOf(reply.metadata) as Profile[]) {
+    for (const profile of namedIn<Profile>(reply.metadata)) {
       const version = versionOf(profile.name);
       if (version === undefined) continue;
       const { stem, number } = version;
@@ -150,7 +150,9 @@ export class ProfileEntries implements EntryStore {
   async #numbersOf(stem: string, { signal }: CallOptions): Promise<number[]> {
     const reply = await this.#client.ask({ method: "GET", path: "profiles", signal });
     if (reply.error !== undefined) throw unknown(reply);
-    return (listOf(reply.metadata) as string[]).flatMap((path) => {
+    const paths: unknown[] = Array.isArray(reply.metadata) ? reply.metadata : [];
+    return paths.flatMap((path) => {
+      if (typeof path !== "string") return [];
       const version = versionOf(new URL(path, "http://incus").pathname.split("/").at(-1));
       return version?.stem === stem ? [version.number] : [];
     });
@@ -184,7 +186,8 @@ function versionOf(name: unknown): Version | undefined {
 }
 
 /** Undefined for one that is removed, or none of ours. */
-function entryOf({ config = {} }: Profile, number: number): Entry | undefined {
+function entryOf(profile: Profile, number: number): Entry | undefined {
+  const config = profile.config ?? {};
   const name = config[NAME];
   if (name === undefined || config[REMOVED] !== undefined) return undefined;
   const words = Object.entries(config).flatMap(([key, value]) =>
@@ -193,7 +196,6 @@ function entryOf({ config = {} }: Profile, number: number): Entry | undefined {
   return { name, words: Object.fromEntries(words), version: String(number) };
 }
 
-const listOf = (metadata: unknown): unknown[] => (Array.isArray(metadata) ? metadata : []);
 const isGone = ({ status, error = "" }: IncusReply): boolean => status === 404 && /profile not found/i.test(error);
 const absent = (name: string) => new ProviderError("not_found", `there is no entry ${name}`);
 const changed = (name: string) => new ProviderError("conflict", `the entry ${name} is another by now`);

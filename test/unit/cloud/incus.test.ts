@@ -290,6 +290,17 @@ test("of a list that ignores the filter only what has the label is taken", async
   expect(asked[0]!.query.get("filter")).toBe("config.user.vmlet-scope eq s");
 });
 
+test("of a list with something that is no instance the others are taken", async () => {
+  answer = () => ({ metadata: [null, "x", {}, instance(103).metadata] });
+  const found = await cloud.listVms(["vmlet-scope", "s"], { signal });
+  expect(found.map(({ name }) => name)).toEqual(["vm"]);
+});
+
+test("of a list of profiles with something that is none, and one without a configuration, the others are taken", async () => {
+  answer = () => ({ metadata: [null, 7, { name: "vmlet-x-1", config: null }] });
+  await expect(cloud.entries.list(["vmlet-scope", "s"], { signal })).resolves.toEqual([]);
+});
+
 describe("an entry", () => {
   let profiles: Map<string, Record<string, string>>;
   /** Numbers of versions that Incus does not remove. */

@@ -88,6 +88,20 @@ describe("a machine is made once", () => {
     );
   });
 
+  test("and is not said to be gone by a guest that has not heard of it", async () => {
+    const setup = new CloudAgents();
+    setup.ask = (_, call) => {
+      if (call === "createPod") throw unavailable();
+    };
+    const agent = setup.agent();
+    await agent.createPod("m", spec(), { signal }).catch(() => undefined);
+    const beingMade = { code: "conflict", message: "machine m is still being made" };
+    await expect(
+      agent.exec("m", "app", ["true"], { signal, tty: false, stdin: false, stdout: true, stderr: true }),
+    ).rejects.toMatchObject(beingMade);
+    await expect(agent.updatePod("m", {}, { signal })).rejects.toMatchObject(beingMade);
+  });
+
   test("and is told to its guest when that comes up", async () => {
     const setup = new CloudAgents({ bootsAtOnce: false });
     const agent = setup.agent();
