@@ -20,6 +20,7 @@ import { tscKhz } from "../../../providers/local/engines/vm/frequency.ts";
 import { machineScript } from "../../../providers/local/engines/vm/identity.ts";
 import type { Jail } from "../../../providers/local/engines/vm/jail.ts";
 import { attachDisk, kernelArguments, PROCESSOR, Qemu, startJailed } from "../../../providers/local/engines/vm/qemu.ts";
+import { runCommand } from "../../e2e/harness/exec.ts";
 import { Qmp } from "../../../providers/local/engines/vm/qmp.ts";
 import { VmSandbox } from "../../../providers/local/engines/vm/sandbox.ts";
 import { vmSize } from "../../../providers/local/engines/vm/size.ts";
@@ -550,6 +551,21 @@ test("a QEMU that hangs before it has begun is not waited for beyond the deadlin
   // What has no parent any more is reaped by process 1, when that comes to it.
   const runs = (pid: number) => !["Z", "X", undefined].includes(/\) (\w)/.exec(statOf(pid))?.[1]);
   await expect.poll(() => pids.filter(runs)).toEqual([]);
+});
+
+test("a QEMU that ends at once is said to have, though nothing else keeps the process running that waits for it", async () => {
+  const dir = mkdtempSync(join(tmpdir(), "vmlet-ended-"));
+  onTestFinished(() => rmSync(dir, { recursive: true }));
+  const module = join(import.meta.dirname, "../../../providers/local/engines/vm/qemu.ts");
+  const program = `
+    import { startJailed } from ${JSON.stringify(module)};
+    const script = "echo $$; exec >&-; sleep 0.2; echo no KVM >&2; exit 3";
+    const jail = { command: () => ({ command: "sh", args: ["-c", script] }) };
+    const never = new AbortController().signal;
+    const { ended } = await startJailed(jail, "qemu", [], ${JSON.stringify(join(dir, "log"))}, never);
+    await ended.catch((thrown) => console.log(thrown.message));`;
+  const { stdout } = await runCommand(process.execPath, ["--input-type=module", "--eval", program]);
+  expect(stdout).toBe("qemu ended with 3: no KVM\n");
 });
 
 function statOf(pid: number): string {

@@ -434,6 +434,8 @@ export class Qemu {
       const controlled = Qmp.open(place.qmp, signal).then((qmp) => qmp.close());
       // Why it has ended says more than that it is not there.
       await Promise.race([vm.ended, controlled.catch(() => unlessAborted(vm.ended, signal))]);
+      // Not before: while its end is waited for there may be nothing else that keeps this process running.
+      vm.leave();
       return vm.process;
     } catch (thrown) {
       for (const vm of await findVms((arguments_) => isOf(arguments_, place))) await killVm(vm, clock);
@@ -493,7 +495,8 @@ export async function attachDisk(
 /**
  * Starts a program in a jail.
  * @param log what it complains of goes there, of which the newest is kept
- * @returns its process, and when it ends: never a value, an error that says why
+ * @returns its process, when it ends (never a value, an error that says why), and `leave`: it is waited for no longer,
+ *   so nothing of it keeps this process running
  * @throws the signal's reason; Error with the complaints when it cannot be started
  * @internal
  */
@@ -503,7 +506,7 @@ export async function startJailed(
   args: readonly string[],
   log: string,
   signal: AbortSignal,
-): Promise<{ process: VmProcess; ended: Promise<never> }> {
+): Promise<{ process: VmProcess; ended: Promise<never>; leave: () => void }> {
   signal.throwIfAborted();
   const launcher = jail.command(program, args);
   // It leads a session of its own and outlives this process. Appending, so that it can be cut short.
@@ -514,7 +517,6 @@ export async function startJailed(
     stdio: ["ignore", "pipe", complaints],
   });
   closeSync(complaints);
-  child.unref();
   const ended = new Promise<never>((_, reject) => {
     child.once("error", reject);
     child.once("exit", (code, signal) => {
@@ -527,7 +529,7 @@ export async function startJailed(
     const pid = Number(await unlessAborted(Promise.race([text(child.stdout!), ended]), signal));
     const stat = pid > 0 ? processStat(pid) : undefined;
     if (stat === undefined) return await unlessAborted(ended, signal);
-    return { process: { pid, startTime: stat.startTime }, ended };
+    return { process: { pid, startTime: stat.startTime }, ended, leave: () => child.unref() };
   } catch (thrown) {
     if (child.exitCode === null && child.signalCode === null) endLaunch(child);
     throw thrown;
