@@ -511,8 +511,9 @@ describe("identity.mode serviceAccount", () => {
       "get /persistentvolumes *",
       "get storage.k8s.io/volumeattachments *",
       `patch storage.k8s.io/csinodes ${node}`,
-      // e2e/plugins: pods with ResourceClaims.
+      // e2e/plugins: pods with ResourceClaims, and with inline volumes of CSI drivers.
       "get resource.k8s.io/resourceclaims *",
+      "get storage.k8s.io/csidrivers *",
     ];
     const granted = rightsOf(chart.objects, "sa-vmlet");
     expect(granted.map(keyOf)).toEqual(expect.arrayContaining(elsewhere));
