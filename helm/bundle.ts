@@ -7,9 +7,12 @@
  * so that a stack still tells whose code it was. What was packed is removed: nothing is there twice, and no class in
  * two versions.
  */
-import { rm } from "node:fs/promises";
+import { readdirSync, readFileSync } from "node:fs";
+import { rm, writeFile } from "node:fs/promises";
+import { createRequire } from "node:module";
 import { dirname, join, relative, resolve } from "node:path";
 import { rolldown, type Plugin } from "rolldown";
+import { descriptionsOf } from "../src/devcluster/kubectl/descriptions.ts";
 
 /** Programs, which are started by their file's name, and what package.json exports. */
 const ENTRIES = [
@@ -29,8 +32,12 @@ const GUEST = "src/cli/guest-main.js";
 /** Also read as files: the shim is copied module by module. */
 const READ_AS_FILES = /^providers\/local\/shim\//;
 const NATIVE = /^@lydell\/node-pty/;
-/** Native code, and what is only asked where it lies; of client-node, its whole, which only `vmlet dev` takes. */
-const EXTERNAL = [NATIVE, /^@xterm\//, /^@kubernetes\/client-node$/, /^@bufbuild\//, /^@connectrpc\//];
+/** Native code, what is only asked where it lies, and what messages of gRPC are made with. */
+const EXTERNAL = [NATIVE, /^@xterm\//, /^@bufbuild\//, /^@connectrpc\//];
+/** Its whole, of which `vmlet dev` takes the models of Kubernetes' kinds, and nobody the rest. */
+const CLIENT_NODE = "@kubernetes/client-node";
+const MODELS = /\/node_modules\/@kubernetes\/client-node\/dist\/gen\/models\//;
+const DESCRIPTIONS = "src/devcluster/kubectl/descriptions";
 /** Its modules only declare: what is not asked for may be left out, which is nearly all of it. */
 const DECLARES = /\/node_modules\/@kubernetes\/client-node\//;
 
@@ -50,7 +57,7 @@ export async function bundle(dist: string, options: { without?: readonly string[
   const root = resolve(dist);
   const { without = [] } = options;
   // Before what it is made of goes. Apart, for what it shares with others would bring more along than it needs.
-  await packGuest(join(root, GUEST), { root, output: join(root, GUEST) });
+  const ofGuest = await packGuest(join(root, GUEST), { root, output: join(root, GUEST) });
   const isLeftOut = (path: string) => without.some((each) => path === each || path.startsWith(`${each}/`));
 
   const packing = await rolldown({
@@ -60,7 +67,7 @@ export async function bundle(dist: string, options: { without?: readonly string[
     preserveEntrySignatures: "allow-extension",
     external: (id) => EXTERNAL.some((each) => each.test(id)) || isLeftOut(relative(root, id)),
     treeshake: { moduleSideEffects: (id) => !DECLARES.test(id) },
-    plugins: [builtinsAsObjects, ownPlaces(root), oneByteTexts],
+    plugins: [modelsAlone, builtinsAsObjects, ownPlaces(root), oneByteTexts],
     logLevel: "warn",
     // How slow a busy machine is says nothing of the bundle.
     checks: { bundlerTimings: false },
@@ -77,7 +84,8 @@ export async function bundle(dist: string, options: { without?: readonly string[
       groups: [
         {
           debugName: "packages",
-          name: (id) => packageOf(id) ?? null,
+          // All models by themselves: an agent needs a few parts of client-node, and would load them along.
+          name: (id) => (MODELS.test(id) ? "kubernetes-models" : (packageOf(id) ?? null)),
           includeDependenciesRecursively: false,
           entriesAware: true,
         },
@@ -93,8 +101,8 @@ export async function bundle(dist: string, options: { without?: readonly string[
       if (path.startsWith("..") || path.startsWith("\0") || written.has(path) || READ_AS_FILES.test(path)) continue;
       await rm(join(root, path), { force: true });
     }
-  const packed = chunks.flatMap(({ moduleIds }) => moduleIds.flatMap((id) => PACKAGE.exec(id)?.[0] ?? []));
-  return new Set(packed);
+  if (!isLeftOut(DESCRIPTIONS)) await writeFile(join(root, `${DESCRIPTIONS}.json`), descriptions());
+  return new Set([...packagesOf(chunks), ...ofGuest]);
 }
 
 /**
@@ -103,9 +111,10 @@ export async function bundle(dist: string, options: { without?: readonly string[
  *
  * @param main its main module, compiled or not
  * @param options.root the folder that modules tell where they lie in
+ * @returns the folders of packages of which something was packed
  * @throws Error for whatever the bundler warns of
  */
-export async function packGuest(main: string, options: { root: string; output: string }): Promise<void> {
+export async function packGuest(main: string, options: { root: string; output: string }): Promise<Set<string>> {
   const { root, output } = options;
   const packing = await rolldown({
     cwd: root,
@@ -117,8 +126,49 @@ export async function packGuest(main: string, options: { root: string; output: s
     checks: { bundlerTimings: false },
     onLog: refuse,
   });
-  await packing.write({ file: output, format: "esm", comments: false, codeSplitting: false });
+  const written = await packing.write({ file: output, format: "esm", comments: false, codeSplitting: false });
   await packing.close();
+  return packagesOf(written.output.filter((each) => each.type === "chunk"));
+}
+
+function packagesOf(chunks: readonly { moduleIds: readonly string[] }[]): Set<string> {
+  return new Set(chunks.flatMap(({ moduleIds }) => moduleIds.flatMap((id) => PACKAGE.exec(id)?.[0] ?? [])));
+}
+
+/** What `kubectl explain` says of each model, read from declarations that are not packed. */
+function descriptions(): string {
+  const folder = join(dirname(createRequire(import.meta.url).resolve(CLIENT_NODE)), "gen/models");
+  const models = readdirSync(folder).flatMap((file) => /^(\w+)\.d\.ts$/.exec(file)?.[1] ?? []);
+  const all = models.toSorted().map((model) => {
+    const { kind, fields } = descriptionsOf(model);
+    return [model, { kind, fields: Object.fromEntries(fields) }] as const;
+  });
+  return JSON.stringify(Object.fromEntries(all));
+}
+
+/**
+ * The terms of what was packed, for it comes without its packages' own files: each one's name, version and licence, and
+ * the texts that are shipped with it.
+ *
+ * @param packages their folders
+ */
+function terms(packages: Iterable<string>): string {
+  const each = [...packages].map((folder) => {
+    const { name, version, license } = JSON.parse(readFileSync(join(folder, "package.json"), "utf8")) as Manifest;
+    const files = readdirSync(folder).filter((file) =>
+      /^(?:licen[cs]e|copying|unlicense|notice)(?:$|[.-])/i.test(file),
+    );
+    const texts = files.toSorted().map((file) => readFileSync(join(folder, file), "utf8").trim());
+    return [`${name} ${version}: ${license}`, ...texts].join("\n\n");
+  });
+  const line = `\n\n${"-".repeat(80)}\n\n`;
+  return `Parts of these packages are in this folder and in the programs beside it.${line}${each.toSorted().join(line)}\n`;
+}
+
+interface Manifest {
+  name: string;
+  version: string;
+  license: string;
 }
 
 function refuse(level: string, log: { message: string }): never {
@@ -165,6 +215,13 @@ const oneByteTexts: Plugin = {
 };
 const escaped = (unit: string) => `\\u${unit.charCodeAt(0).toString(16).padStart(4, "0")}`;
 
+const modelsAlone: Plugin = {
+  name: "models-alone",
+  resolveId(id) {
+    return id === CLIENT_NODE ? this.resolve(`${CLIENT_NODE}/dist/gen/models/all.js`, import.meta.filename) : null;
+  },
+};
+
 const builtinsAsObjects: Plugin = {
   name: "builtins-as-objects",
   resolveId(id) {
@@ -198,6 +255,8 @@ if (process.argv[1] === import.meta.filename) {
   if (folder === "--guest" && output !== undefined) {
     const home = resolve(import.meta.dirname, "..");
     await packGuest(join(home, GUEST.replace(/js$/, "ts")), { root: home, output: resolve(output) });
-  } else if (folder !== undefined) await bundle(folder);
-  else throw new Error("usage: node helm/bundle.ts FOLDER, or --guest OUTPUT to pack the guest of these sources");
+  } else if (folder !== undefined) {
+    const packed = await bundle(folder);
+    await writeFile(join(folder, "packages/LICENSES.txt"), terms(packed));
+  } else throw new Error("usage: node helm/bundle.ts FOLDER, or --guest OUTPUT to pack the guest of these sources");
 }

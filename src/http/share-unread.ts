@@ -1,10 +1,16 @@
 /** What one WebSocket holds in memory, charged to the budget of all. */
 import type { Duplex } from "node:stream";
-import type { WebSocket } from "ws";
 import type { UnreadShare } from "../util/unread.ts";
 
 /** Each chunk is an object besides its bytes. */
 const PIECE_BYTES = 256;
+
+/** What of a WebSocket of `ws` is used: the provider kit's declarations come without that package's. */
+interface WebSocket {
+  close(code: number, reason: string): void;
+  terminate(): void;
+  on(event: "message" | "close", listener: () => void): unknown;
+}
 
 /**
  * Has a WebSocket share in the budget of unread bytes.

@@ -5,17 +5,21 @@
 import { existsSync, readFileSync } from "node:fs";
 import { isIPv6 } from "node:net";
 import { delimiter, dirname, join, resolve } from "node:path";
-import type { Cluster, Context, KubeConfig as ClientNodeConfig, User } from "@kubernetes/client-node";
+import type { Cluster, Context, User } from "@kubernetes/client-node";
 import { parse } from "yaml";
 import { foreignEnvironment } from "../util/environment.ts";
 import { toError, VmletError } from "../util/errors.ts";
 import { trimEnd } from "../util/text.ts";
 
 /** What of client-node's `KubeConfig` is used, so that one of those will do as well. */
-export type KubeConfig = Pick<ClientNodeConfig, "clusters" | "users" | "contexts" | "currentContext"> & {
+export interface KubeConfig {
+  clusters: Cluster[];
+  users: User[];
+  contexts: Context[];
+  currentContext: string;
   getCurrentCluster(): Cluster | null;
   getCurrentUser(): User | null;
-};
+}
 
 /** The kubeconfig cannot be used: its owner has to change something. */
 class KubeConfigError extends VmletError {

@@ -1,9 +1,19 @@
 /**
  * What `npm run package` puts into the package, from sources alone and with whatever an earlier build left behind; and
- * that it runs as it is packed: the build puts modules together.
+ * that it runs as it is packed, with the packages that it asks for and no others: the build puts the code of most into it.
  */
 import { execFile } from "node:child_process";
-import { cpSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
+import {
+  cpSync,
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  symlinkSync,
+  writeFileSync,
+} from "node:fs";
 import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
 import { promisify } from "node:util";
@@ -12,10 +22,15 @@ import { afterAll, beforeAll, expect, test } from "vitest";
 /** Raised on purpose only. Of the sources and packages, unpacked, it would be some 400. */
 const MOST_MODULES = 64;
 
+/** The same: package.json of the repository has more than a hundred, with those that its dependencies want. */
+const MOST_PACKAGES = 12;
+
 const run = promisify(execFile);
 const root = join(import.meta.dirname, "../..");
 let dir: string;
 let files: string[];
+/** Where it is installed. */
+let home: string;
 
 beforeAll(async () => {
   dir = mkdtempSync(join(tmpdir(), "vmlet-package-"));
@@ -24,6 +39,7 @@ beforeAll(async () => {
     "providers",
     "examples",
     "helm/bundle.ts",
+    "helm/package.ts",
     "package.json",
     "tsconfig.json",
     "tsconfig.build.json",
@@ -34,12 +50,42 @@ beforeAll(async () => {
   symlinkSync(join(root, "node_modules"), join(dir, "node_modules"));
   mkdirSync(join(dir, "dist/src"), { recursive: true });
   writeFileSync(join(dir, "dist/src/forgotten.js"), "");
-  const { stdout } = await run("npm", ["run", "-s", "package", "--", "--dry-run", "--json"], {
-    cwd: dir,
-  });
-  const [{ files: packed }] = JSON.parse(stdout.slice(stdout.indexOf("[\n"))) as [{ files: { path: string }[] }];
+  const { stdout } = await run("npm", ["run", "-s", "package", "--", "--json"], { cwd: dir, maxBuffer: 2 ** 24 });
+  const [{ filename, files: packed }] = JSON.parse(stdout.slice(stdout.indexOf("[\n"))) as [Packed];
   files = packed.map(({ path }) => path);
-}, 120_000);
+  home = join(dir, "installed/node_modules/vmlet");
+  mkdirSync(home, { recursive: true });
+  await run("tar", ["-xzf", join(dir, filename), "-C", home, "--strip-components=1"]);
+  for (const place of wanted()) cpSync(join(root, place), join(dir, "installed", place), { recursive: true });
+}, 480_000);
+
+interface Packed {
+  filename: string;
+  files: { path: string }[];
+}
+
+const json = (file: string): unknown => JSON.parse(readFileSync(file, "utf8"));
+
+/** Places of the packages that npm would install along, but for Node itself and what is for another platform. */
+function wanted(): Set<string> {
+  interface Locked {
+    dependencies?: Record<string, string>;
+    optionalDependencies?: Record<string, string>;
+  }
+  const { packages } = json(join(root, "package-lock.json")) as { packages: Record<string, Locked> };
+  const places = new Set<string>();
+  const visit = (asked: Record<string, string>) => {
+    for (const place of Object.keys(asked).map((name) => `node_modules/${name}`)) {
+      if (places.has(place) || !existsSync(join(root, place))) continue;
+      places.add(place);
+      const { dependencies, optionalDependencies } = packages[place]!;
+      visit({ ...dependencies, ...optionalDependencies });
+    }
+  };
+  visit((json(join(home, "package.json")) as { dependencies: Record<string, string> }).dependencies);
+  return places;
+}
+
 afterAll(() => rmSync(dir, { recursive: true }));
 
 test("has no maps to sources: those are not packed, and the paths would be of where it was made", () => {
@@ -67,7 +113,61 @@ test("has nothing that its sources do not have", () => {
   expect(files).not.toContain("dist/src/forgotten.js");
 });
 
-const main = () => join(dir, "dist/src/cli/main.js");
+test("asks for few packages, by the versions that were tested, and for Node", () => {
+  expect([...wanted()].length).toBeLessThanOrEqual(MOST_PACKAGES);
+  interface Manifest {
+    dependencies: Record<string, string>;
+    devDependencies: Record<string, string>;
+    optionalDependencies: Record<string, string>;
+  }
+  const [packed, ours] = [home, root].map((folder) => json(join(folder, "package.json")) as Manifest) as [
+    Manifest,
+    Manifest,
+  ];
+  expect({ ...ours.devDependencies, ...ours.dependencies }).toMatchObject(packed.dependencies);
+  expect(packed.optionalDependencies).toEqual(ours.optionalDependencies);
+});
+
+test("has the terms of each package whose code it has", () => {
+  const terms = readFileSync(join(home, "dist/packages/LICENSES.txt"), "utf8");
+  const packages = files.flatMap((file) => /^dist\/packages\/(.+)-[\w-]{8}\.js$/.exec(file)?.[1] ?? []);
+  expect(packages.length).toBeGreaterThan(50);
+  const scoped = (name: string) => name.replace(/^(@(?:kubernetes|opentelemetry|pinojs))-/, "$1/");
+  const inGuest = ["@bufbuild/protobuf", "@connectrpc/connect"];
+  expect([...packages.map(scoped), ...inGuest].filter((name) => !terms.includes(`\n${name} `))).toEqual([]);
+});
+
+test("has declarations of all that it exports, whole and for the strictest compiler", async () => {
+  const project = join(dir, "installed");
+  // A project of its own: the one around it is called as the package is.
+  writeFileSync(join(project, "package.json"), JSON.stringify({ type: "module" }));
+  const example = readFileSync(join(home, "examples/custom-provider.ts"), "utf8");
+  writeFileSync(join(project, "provider.ts"), example.replace("../src/provider/kit/index.ts", "vmlet/provider-kit"));
+  const exported = Object.keys((json(join(home, "package.json")) as { exports: Record<string, unknown> }).exports);
+  const imports = exported.map((path, i) => `import * as part${i} from "${path.replace(".", "vmlet")}";`);
+  const uses = `export const all = [${exported.map((_path, i) => `part${i}`).join(", ")}];`;
+  // What is missing would be of any type, and anything would do.
+  const isKnown = `import type { AgentConfig } from "vmlet";\n// @ts-expect-error\nexport const wrong: AgentConfig = 1;`;
+  writeFileSync(join(project, "all.ts"), [...imports, uses, isKnown, ""].join("\n"));
+  const strictest = [
+    "--ignoreConfig",
+    "--strict",
+    "--skipLibCheck",
+    "false",
+    "--noEmit",
+    "--module",
+    "nodenext",
+    "--target",
+    "es2024",
+  ];
+  const lib = ["--types", "node", "--lib", "es2024,esnext.disposable,esnext.iterator,esnext.array"];
+  const compiler = join(root, "node_modules/typescript/bin/tsc");
+  const args = [compiler, ...strictest, ...lib, "all.ts", "provider.ts"];
+  const { stdout } = await run(process.execPath, args, { cwd: project }).catch((thrown: { stdout: string }) => thrown);
+  expect(stdout).toBe("");
+}, 60_000);
+
+const main = () => join(home, "dist/src/cli/main.js");
 
 test.each(["run", "check", "dev", "ui", "machines", "why", "backend", "conformance", "webhook"])(
   "loads the command %s",
@@ -79,7 +179,7 @@ test.each(["run", "check", "dev", "ui", "machines", "why", "backend", "conforman
 );
 
 test("has the program of a cloud's guests in one file, which is whole", async () => {
-  const guest = join(dir, "dist/src/cli/guest-main.js");
+  const guest = join(home, "dist/src/cli/guest-main.js");
   const imported = [...readFileSync(guest, "utf8").matchAll(/^import\s[^;"]*?"([^"]+)"/gm)].map(([, name]) => name);
   expect(imported.filter((name) => !name!.startsWith("node:"))).toEqual([]);
   const config = join(dir, "guest.yaml");
@@ -91,7 +191,7 @@ test("has the program of a cloud's guests in one file, which is whole", async ()
 
 test("names the program, its version and its files as the sources do", async () => {
   const { stdout } = await run(process.execPath, [main(), "version"]);
-  const { version } = JSON.parse(readFileSync(join(root, "package.json"), "utf8")) as { version: string };
+  const { version } = json(join(root, "package.json")) as { version: string };
   expect(stdout).toContain(`vmlet ${version} (`);
 });
 
