@@ -183,6 +183,12 @@ export interface Sandbox {
    * (files.ts does it on a folder of this host). Needed for capability `volumes.files`; `patch_files` for updates.
    */
   applyFiles?(volume: Extract<Volume, { type: "files" }>): Promise<void>;
+  /**
+   * What a file of an `empty_dir` has, by a path that no link leads out of the volume with. Needed for capability
+   * `env_files`. Containers may write to the volume meanwhile.
+   * @throws Error, which tells the pod's author why, when it is no regular file or has more than `maxBytes`
+   */
+  readVolumeFile?(volume: string, path: string, maxBytes: number): Promise<Buffer>;
   /** Capability `resize`. Rejects with ProviderError `invalid` when it can never fit (kubelet: Infeasible). */
   resize?(container: ContainerRef, resources: ContainerResources): Promise<void>;
   /**
@@ -236,7 +242,10 @@ export interface ContainerRef {
 
 export interface ContainerLaunch extends ContainerRef {
   kind: ContainerState["kind"];
-  /** Address tokens are replaced already. `env` is the container's own; the image's is in `image.config`. */
+  /**
+   * Address tokens are replaced already, and the values of files are in their places. `env` is the container's own; the
+   * image's is in `image.config`.
+   */
   spec: ContainerSpec;
   image: PreparedImage | undefined;
   /** Volume name -> image, for volumes of type `image`. */

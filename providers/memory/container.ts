@@ -6,6 +6,8 @@ import {
   type ContainerSpec,
   type ContainerState,
   type ContainerTermination,
+  envFilesOf,
+  failure,
   firstWaitingReason,
   isSidecar,
   type MachineNotice,
@@ -15,7 +17,10 @@ import {
   type OutputLog,
   type RestartBackoff,
   restartDecision,
+  type Result,
+  success,
   withAddresses,
+  withEnvFiles,
 } from "../../src/provider/kit/index.ts";
 import type { MachineFiles } from "./files.ts";
 import { type ForcedEnd, Instance } from "./instance.ts";
@@ -115,6 +120,12 @@ export class MemoryContainer {
       this.#notice("Warning", "Failed", refusal.message);
       return false;
     }
+    const filled = this.#filled();
+    if (!filled.ok) {
+      this.#wait("CreateContainerConfigError", filled.message);
+      this.#notice("Warning", "Failed", `Error: ${filled.message}`);
+      return false;
+    }
     this.#previous = this.#current ?? this.#previous;
     this.#state = "running";
     this.#reason = undefined;
@@ -123,7 +134,7 @@ export class MemoryContainer {
     if (spec.termination_message !== undefined) files.remove(spec, spec.termination_message.path);
     const readiness = spec.probes?.readiness?.exec?.command;
     this.#ready = readiness === undefined || shellProgram(readiness) === undefined;
-    const instance = this.#begin();
+    const instance = this.#begin(filled.value);
     this.#notice("Normal", "Started", "Container started");
     instance.runPostStart(spec);
     instance.startProbes(spec, {
@@ -221,10 +232,23 @@ export class MemoryContainer {
     };
   }
 
-  #begin(): Instance {
-    const { id, spec: machine, context } = this.#machine;
-    const { address, behaviour, clock } = context;
+  /** With what is known only now: addresses, and what its files of variables have. */
+  #filled(): Result<ContainerSpec> {
+    const { files, spec: machine, context } = this.#machine;
+    const { address } = context;
     const spec = address === undefined ? this.#spec : withAddresses(this.#spec, machine.address_tokens, [address]);
+    return withEnvFiles(
+      spec,
+      envFilesOf(spec).map((file) => {
+        const text = files.readVolume(file);
+        return { file, text: text === undefined ? failure("it does not exist") : success(text) };
+      }),
+    );
+  }
+
+  #begin(spec: ContainerSpec): Instance {
+    const { id, context } = this.#machine;
+    const { behaviour, clock } = context;
     const instance: Instance = new Instance({
       id: `${id}/${spec.name}/${this.#restarts}`,
       spec,

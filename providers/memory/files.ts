@@ -2,7 +2,7 @@
  * Files that the programs of one machine have written: those below a mount are the volume's, others the container's.
  * Those of a volume that outlives the machine are kept by who keeps that.
  */
-import type { ContainerSpec, MachinePatch, MachineSpec } from "../../src/provider/kit/index.ts";
+import type { ContainerSpec, EnvFileRef, MachinePatch, MachineSpec } from "../../src/provider/kit/index.ts";
 import { ReadOnlyFile } from "./program.ts";
 
 type FileEntry = NonNullable<MachinePatch["files"]>[number]["files"][number];
@@ -36,6 +36,11 @@ export class MachineFiles {
   read(container: ContainerSpec, path: string): string | undefined {
     const { texts, key } = this.#placeOf(container, path);
     return texts.get(key);
+  }
+
+  /** Of a volume that ends with the machine. */
+  readVolume({ volume, path }: EnvFileRef): string | undefined {
+    return this.#texts.get(`volume ${volume} /${path}`);
   }
 
   /** @throws ReadOnlyFile */

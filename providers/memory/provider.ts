@@ -61,6 +61,7 @@ export const MEMORY_CAPABILITIES: readonly Capability[] = [
   ...SUPERVISION_CAPABILITIES,
   "delete_if_absent",
   ...CONTAINER_CAPABILITIES,
+  "env_files",
   "resize_machine",
   "share_process_namespace",
   "volumes.persistent",

@@ -7,6 +7,7 @@
  * The numbers are far above what pods have, and where Linux has a limit, they are Linux'.
  */
 import type { Pod } from "../kube/wire.ts";
+import { PROCESS_BYTES, WORD_BYTES } from "../provider/env-files.ts";
 import { VmletError } from "../util/errors.ts";
 import type { PodEvent } from "./types.ts";
 
@@ -48,9 +49,9 @@ export const POD_LIMITS = {
   /** The longest name that an object can have. */
   nameLength: 253,
   /** One environment variable's value, or one word of a command (Linux: MAX_ARG_STRLEN). */
-  wordBytes: 128 * KIB,
+  wordBytes: WORD_BYTES,
   /** The environment of one container with its command and arguments (Linux: a quarter of the usual stack). */
-  processBytes: 2 * MIB,
+  processBytes: PROCESS_BYTES,
   /** The same of all containers together. */
   podProcessBytes: 8 * MIB,
   /** Files of all volumes, as they are sent to the backend. */

@@ -39,6 +39,7 @@ export const CAPABILITIES = {
   "volumes.csi": "volumes that CSI drivers of the backend's host mount for one machine",
   mount_propagation: "what is mounted in a volume later is seen there, in either direction",
   patch_files: "files replaced in a running machine",
+  env_files: "variables of a container whose values are in files of an empty_dir",
   // changes to a running machine
   patch_image: "a container's image replaced in place",
   patch_registry_auth: "registry credentials of a machine replaced, and their version shown",

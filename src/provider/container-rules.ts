@@ -53,7 +53,7 @@ export function withAddresses(
   const { env, command, args } = container;
   return {
     ...container,
-    ...(env && { env: env.map(({ name, value }) => ({ name, value: fill(value) })) }),
+    ...(env && { env: env.map((variable) => ({ ...variable, value: fill(variable.value) })) }),
     ...(command && { command: command.map(fill) }),
     ...(args && { args: args.map(fill) }),
   };

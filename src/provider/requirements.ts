@@ -78,12 +78,24 @@ function containerNeeds(
   container.ports?.forEach((port, index) => {
     if (port.host_port !== undefined) need("host_ports", `${field}.ports.${index}.host_port`);
   });
+  environmentNeeds(container, field, need);
   if (container.cdi_devices?.length) need("cdi_devices", `${field}.cdi_devices`);
   if (container.claims?.length) need("resource_claims", `${field}.claims`);
   container.mounts?.forEach((mount, index) => {
     if (mount.propagation !== undefined) need("mount_propagation", `${field}.mounts.${index}.propagation`);
   });
   if (container.security !== undefined) containerSecurityNeeds(container.security, `${field}.security`, need);
+}
+
+function environmentNeeds(
+  { env, env_tokens: tokens }: { [K in keyof ContainerSpec]?: ContainerSpec[K] | undefined },
+  field: string,
+  need: Need,
+): void {
+  env?.forEach((variable, index) => {
+    if (variable.from_file !== undefined) need("env_files", `${field}.env.${index}.from_file`);
+  });
+  if (tokens !== undefined) need("env_files", `${field}.env_tokens`);
 }
 
 function containerSecurityNeeds(security: NonNullable<ContainerSpec["security"]>, field: string, need: Need): void {

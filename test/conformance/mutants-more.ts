@@ -33,6 +33,17 @@ const creatingWhere = (text: string, change: (spec: MachineSpec) => MachineSpec)
 const replacing = (from: string, to: string): Mutant =>
   creatingWhere(from, (spec) => JSON.parse(JSON.stringify(spec).replaceAll(from, to)) as MachineSpec);
 
+/** Whose variables may be missing from their files. */
+const readingOptionally = (spec: MachineSpec): MachineSpec => ({
+  ...spec,
+  containers: spec.containers.map((container) => ({
+    ...container,
+    env: (container.env ?? []).map((each) =>
+      each.from_file === undefined ? each : { ...each, from_file: { ...each.from_file, optional: true } },
+    ),
+  })),
+});
+
 /** Runs another script than the one of this name. */
 const executingInstead = (from: string, to: string): Mutant => ({
   provider: (sound) => ({
@@ -400,6 +411,13 @@ export const MORE_MUTANTS: Record<string, Mutant> = {
         }),
     }),
   },
+  "env-files/a-file-has-a-variable": creatingContainers(({ env_tokens: _tokens, ...container }) => container),
+  "env-files/without-its-key-a-container-waits": creating((spec) =>
+    isCase(spec, "no-key") ? readingOptionally(spec) : spec,
+  ),
+  "env-files/what-is-optional-is-left-out": creating((spec) =>
+    isCase(spec, "optional") ? { ...spec, containers: spec.containers.map(({ env: _env, ...rest }) => rest) } : spec,
+  ),
   "address/stands-where-its-token-did": creating(({ address_tokens: _tokens, ...spec }) => spec),
   "stats/are-of-now": {
     provider: (sound) => ({

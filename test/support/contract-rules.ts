@@ -66,6 +66,7 @@ const HOLDERS: readonly Holder[] = [
       "exec/has-PATH-and-HOME",
     ],
   },
+  { begins: "A value in a file of one of the machine's `empty_dir`", checks: ["env-files/"] },
   { begins: "What cannot start is refused", checks: ["exec/needs-a-running", "exec/an-absent", "exec/an-unknown"] },
   { begins: "Neither side buffers", why: "What a backend keeps in memory cannot be seen from outside" },
   { begins: "A port where nothing listens", checks: ["ports/a-closed-port-is-refused"] },

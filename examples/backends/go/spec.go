@@ -113,7 +113,7 @@ var (
 	// name.
 	needsMore = strings.Fields(`init_containers ephemeral_containers volumes mounts probes hooks security tty stdin
 		stdin_once restart_rules host_port host_ip hosts registry_auth registry_auth_version instance_type runtime_handler
-		address_tokens target cdi_devices`)
+		address_tokens target cdi_devices env_tokens from_file`)
 )
 
 var signals = map[string]int{"HUP": 1, "INT": 2, "QUIT": 3, "KILL": 9, "USR1": 10, "USR2": 12, "TERM": 15, "WINCH": 28}

@@ -203,7 +203,7 @@ STOP = {"grace_seconds!": is_number}
 NEEDS_MORE = {
     *["init_containers", "ephemeral_containers", "volumes", "mounts", "probes", "hooks", "security", "tty", "stdin"],
     *["stdin_once", "restart_rules", "host_port", "host_ip", "hosts", "registry_auth", "registry_auth_version"],
-    *["instance_type", "runtime_handler", "address_tokens", "target", "cdi_devices"],
+    *["instance_type", "runtime_handler", "address_tokens", "target", "cdi_devices", "env_tokens", "from_file"],
 }
 
 

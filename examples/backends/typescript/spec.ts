@@ -102,7 +102,7 @@ const STOP: Shape = { "grace_seconds!": isSeconds };
 const NEEDS_MORE = new Set(
   (
     "init_containers ephemeral_containers volumes mounts probes hooks security tty stdin stdin_once restart_rules host_port " +
-    "host_ip hosts registry_auth registry_auth_version instance_type runtime_handler address_tokens target cdi_devices"
+    "host_ip hosts registry_auth registry_auth_version instance_type runtime_handler address_tokens target cdi_devices env_tokens from_file"
   ).split(" "),
 );
 

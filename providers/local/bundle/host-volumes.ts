@@ -12,7 +12,7 @@ import { bindDescriptor, mountTmpfs, propagationOf } from "../host/mounts.ts";
 import type { TreeMeter } from "../host/tree-use.ts";
 import { hostPath } from "./host-access.ts";
 import { writeFilesVolume } from "./volume-files.ts";
-import { openInRoot } from "./root-path.ts";
+import { openInRoot, readFileInRoot } from "./root-path.ts";
 
 type Home = Pick<MachineHome, "dir" | "secretDir" | "spec" | "volumes" | "csiPath">;
 
@@ -39,6 +39,18 @@ export async function makeVolumes({ dir, spec }: Pick<Home, "dir" | "spec">): Pr
 export function applyFiles(home: Home, volume: Extract<Volume, { type: "files" }>): void {
   const group = home.spec.security?.fs_group;
   writeFilesVolume(volumeDir(home, volume), volume.files, group === undefined ? {} : { group });
+}
+
+/** @throws Error as `readFileInRoot`, in words for the pod's author */
+export function readVolumeFile({ dir }: Pick<Home, "dir">, volume: string, path: string, maxBytes: number): Buffer {
+  try {
+    return readFileInRoot(join(dir, "volumes", volume), path, maxBytes);
+  } catch (thrown) {
+    // The message of a system call has the host's paths.
+    const { code } = thrown as NodeJS.ErrnoException;
+    if (code === undefined) throw thrown;
+    throw new Error(isMissing(thrown) ? "it does not exist" : `it cannot be read: ${code}`, { cause: thrown });
+  }
 }
 
 /** Where the containers have it from: files are secrets. */

@@ -118,6 +118,23 @@ export function readWholeInRoot(root: string, path: string, maxBytes: number): s
   return bytes.toString("utf8");
 }
 
+/**
+ * The bytes of a regular file inside `root`, which has to be there.
+ * @throws Error when it is none or has more than `maxBytes`, NodeJS.ErrnoException as `openInRoot`
+ */
+export function readFileInRoot(root: string, path: string, maxBytes: number): Buffer {
+  const fd = openInRoot(root, path);
+  try {
+    // Another kind may do anything when it is opened: wait for a writer, or rewind a tape.
+    if (!fstatSync(fd).isFile()) throw new Error("it is no regular file");
+    const bytes = readPart(`/proc/self/fd/${fd}`, maxBytes + 1, "first");
+    if (bytes.length > maxBytes) throw new Error(`it has more than ${maxBytes} bytes`);
+    return bytes;
+  } finally {
+    closeSync(fd);
+  }
+}
+
 function readInRoot(root: string, path: string, maxBytes: number, part: "first" | "last"): Buffer {
   let fd: number;
   try {

@@ -14,6 +14,7 @@ const SUPERVISED_CAPABILITIES: readonly Capability[] = [
 /** Plain processes, whose files are those of this host and their volumes. */
 export const PROCESS_CAPABILITIES: readonly Capability[] = [
   ...SUPERVISED_CAPABILITIES,
+  "env_files",
   "volumes.empty_dir",
   "volumes.files",
   "volumes.persistent",
@@ -26,6 +27,7 @@ export const PROCESS_CAPABILITIES: readonly Capability[] = [
 export const OCI_CAPABILITIES: readonly Capability[] = [
   ...SUPERVISED_CAPABILITIES,
   ...CONTAINER_CAPABILITIES,
+  "env_files",
   "volumes.empty_dir.size_limit",
   "volumes.image",
   "host_ports",
@@ -48,9 +50,9 @@ export const CRI_CAPABILITIES: readonly Capability[] = [
   "resize_machine",
 ];
 
-/** A machine with a kernel of its own can be handed over whole. */
+/** A machine with a kernel of its own can be handed over whole. Nobody on the host sees the files of its volumes. */
 export const VM_CAPABILITIES: readonly Capability[] = [
-  ...OCI_CAPABILITIES,
+  ...OCI_CAPABILITIES.filter((capability) => capability !== "env_files"),
   "privileged",
   "user_namespace",
   "share_process_namespace",

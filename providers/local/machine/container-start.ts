@@ -2,13 +2,21 @@
  * Starts containers: images, what the engine prepares, the record, the shim, post_start; and shows why a container does
  * not start. When to start which is the plan's.
  */
+import { isUtf8 } from "node:buffer";
 import {
   backoffLimits,
   type ContainerSpec,
+  ENV_FILE_BYTES,
+  type EnvFileRef,
+  envFilesOf,
+  failure,
   isOver,
   linkAbort,
+  type Result,
+  success,
   toError,
   withAddresses,
+  withEnvFiles,
 } from "../../../src/provider/kit/index.ts";
 import { claimedCdi } from "../claims.ts";
 import { type DeviceGrant, grantOf } from "../devices.ts";
@@ -151,7 +159,7 @@ export class ContainerStarter {
       launched = await sandbox.launch({
         ...ref,
         kind: container.own.kind,
-        spec: withAddresses(spec, state.spec.address_tokens, sandbox.addresses),
+        spec: await this.#filled(spec, sandbox),
         ...parts,
         target: this.#instances.get(spec.target ?? "")?.ref,
       });
@@ -181,6 +189,25 @@ export class ContainerStarter {
     folders.forgetOld(name, container.own, isCleared);
     if (notice !== undefined) container.notice("Normal", notice.reason, notice.message);
     return { instance: this.#instances.add(spec, ref), command };
+  }
+
+  /**
+   * With what is known only now: addresses, and what its files of variables have.
+   * @throws ContainerError
+   */
+  async #filled(spec: ContainerSpec, sandbox: Sandbox): Promise<ContainerSpec> {
+    const readings = [];
+    let left = ENV_FILE_BYTES;
+    for (const file of envFilesOf(spec)) {
+      const text = await readEnvFile(sandbox, file, left);
+      if (text.ok) left -= Buffer.byteLength(text.value);
+      readings.push({ file, text });
+    }
+    const addressed = withAddresses(spec, this.#context.state.spec.address_tokens, sandbox.addresses);
+    // After that: what a file has is never looked at for tokens.
+    const filled = withEnvFiles(addressed, readings);
+    if (!filled.ok) throw new ContainerError("CreateContainerConfigError", filled.message);
+    return filled.value;
   }
 
   async #startShim(instance: ContainerInstance, command: StartCommand): Promise<void> {
@@ -321,5 +348,16 @@ export class ContainerStarter {
       this.#context.onImagesChanged();
     }
     return { image, imageVolumes };
+  }
+}
+
+async function readEnvFile(sandbox: Sandbox, { volume, path }: EnvFileRef, maxBytes: number): Promise<Result<string>> {
+  try {
+    if (sandbox.readVolumeFile === undefined) return failure("this backend cannot read it");
+    const bytes = await sandbox.readVolumeFile(volume, path, maxBytes);
+    if (!isUtf8(bytes)) return failure("it is no UTF-8 text");
+    return success(bytes.toString("utf8"));
+  } catch (thrown) {
+    return failure(toError(thrown).message);
   }
 }

@@ -13,6 +13,7 @@ export const ANSWER_MS = {
   kill: 90_000,
   conclude: 90_000,
   applyFiles: 90_000,
+  readVolumeFile: 30_000,
   resize: 90_000,
   stats: 60_000,
   inodes: 60_000,
@@ -40,7 +41,7 @@ export function unanswered(call: EngineCall): ProviderError {
 
 /** The sandbox with a deadline for each call that has no signal of its caller's. */
 export function limitedSandbox(sandbox: Sandbox, clock: Clock): Sandbox {
-  const { applyFiles, resize, resizeMachine, inodes, execToEnd, onHealth } = sandbox;
+  const { applyFiles, readVolumeFile, resize, resizeMachine, inodes, execToEnd, onHealth } = sandbox;
   return {
     addresses: sandbox.addresses,
     lost: sandbox.lost,
@@ -56,6 +57,9 @@ export function limitedSandbox(sandbox: Sandbox, clock: Clock): Sandbox {
     ...(execToEnd && { execToEnd: execToEnd.bind(sandbox) }),
     ...(inodes && { inodes: (containers) => answered(clock, "inodes", inodes.call(sandbox, containers)) }),
     ...(applyFiles && { applyFiles: (volume) => answered(clock, "applyFiles", applyFiles.call(sandbox, volume)) }),
+    ...(readVolumeFile && {
+      readVolumeFile: (...file) => answered(clock, "readVolumeFile", readVolumeFile.apply(sandbox, file)),
+    }),
     ...(resize && {
       resize: (container, resources) => answered(clock, "resize", resize.call(sandbox, container, resources)),
     }),

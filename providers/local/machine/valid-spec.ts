@@ -1,5 +1,13 @@
 /** Rules of ids and specifications, for every engine: what the document allows and this backend does not. */
-import { containersOf, type MachineSpec, ProviderError, type Volume } from "../../../src/provider/kit/index.ts";
+import {
+  type ContainerSpec,
+  containersOf,
+  envFilesOf,
+  type MachineSpec,
+  MAX_ENV_FILES,
+  ProviderError,
+  type Volume,
+} from "../../../src/provider/kit/index.ts";
 
 const ID_PATTERN = /^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,199}$/;
 const NAME_PATTERN = /^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$/;
@@ -26,13 +34,15 @@ export function validateSpec(spec: MachineSpec): void {
     if (!NAME_PATTERN.test(container.name)) throw invalid("containers.name", `"${container.name}" must be a DNS label`);
     if (seen.has(container.name)) throw invalid("containers.name", `"${container.name}" is used twice`);
     seen.add(container.name);
-    for (const mount of container.mounts ?? []) {
-      if (!volumes.has(mount.volume))
-        throw invalid(
-          "containers.mounts",
-          `container "${container.name}" mounts volume "${mount.volume}", which does not exist`,
-        );
-    }
+    const lacking = container.mounts?.find(({ volume }) => !volumes.has(volume));
+    if (lacking !== undefined)
+      throw invalid(
+        "containers.mounts",
+        `container "${container.name}" mounts volume "${lacking.volume}", which does not exist`,
+      );
+    const problem = envFilesProblem(container, volumes);
+    if (problem !== undefined)
+      throw invalid("containers.env.from_file", `container "${container.name}" reads variables from ${problem}`);
     for (const { name } of container.claims ?? [])
       if (!(spec.resource_claims ?? []).some((claim) => claim.name === name))
         throw invalid("containers.claims", `container "${container.name}" uses claim "${name}", which does not exist`);
@@ -43,4 +53,11 @@ export function validateSpec(spec: MachineSpec): void {
           `container "${container.name}" has volume "${volume}" as a block device, which ${volumes.has(volume) ? "is none" : "does not exist"}`,
         );
   }
+}
+
+function envFilesProblem(container: ContainerSpec, volumes: ReadonlyMap<string, Volume["type"]>): string | undefined {
+  const files = envFilesOf(container);
+  if (files.length > MAX_ENV_FILES) return `${files.length} files, more than ${MAX_ENV_FILES}`;
+  const other = files.find(({ volume }) => volumes.get(volume) !== "empty_dir");
+  return other && `volume "${other.volume}", which ${volumes.has(other.volume) ? "is no empty_dir" : "does not exist"}`;
 }

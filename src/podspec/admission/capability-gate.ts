@@ -188,6 +188,14 @@ export const GATED_FEATURES: readonly GatedFeature[] = [
   { capability: "volumes.empty_dir", field: "spec.volumes.emptyDir", find: (pod) => findVolumes(pod, "emptyDir") },
   { capability: "volumes.empty_dir.size_limit", field: "spec.volumes.emptyDir.sizeLimit", find: findSizeLimits },
   {
+    capability: "env_files",
+    field: "spec.containers.env.valueFrom.fileKeyRef",
+    find: (pod) =>
+      containerPaths(pod, (c) =>
+        paths(c.env, ".env", (e) => Boolean(e.valueFrom?.fileKeyRef), ".valueFrom.fileKeyRef"),
+      ),
+  },
+  {
     capability: "volumes.files",
     field: "spec.volumes.configMap, secret, downwardAPI, projected",
     find: findFileVolumes,
@@ -250,14 +258,6 @@ export const REFUSED_FEATURES: readonly RefusedFeature[] = [
     field: "spec.containers.volumeMounts.recursiveReadOnly: Enabled",
     why: "recursive read-only mounts are not supported by this node",
     find: (pod) => findMounts(pod, (m) => m.recursiveReadOnly === "Enabled", ".recursiveReadOnly"),
-  },
-  {
-    field: "spec.containers.env.valueFrom.fileKeyRef",
-    why: "env from a file of a volume is not supported by this node",
-    find: (pod) =>
-      containerPaths(pod, (c) =>
-        paths(c.env, ".env", (e) => Boolean(e.valueFrom?.fileKeyRef), ".valueFrom.fileKeyRef"),
-      ),
   },
   {
     field: "securityContext.seccompProfile: Localhost",

@@ -43,11 +43,15 @@ export function renderContainer(context: RenderContext, container: AnyContainer)
 
 /** @throws OverBudgetError */
 function renderValidContainer(context: RenderContext, container: AnyContainer, budget: Budget): Result<ContainerSpec> {
-  const { pod, references, node, events, tokens } = context;
-  const services = context.serviceVariables();
-  const environment = containerEnvironment(container, { pod, references, node, tokens, events, services, budget });
+  const { pod } = context;
+  const environment = containerEnvironment(container, {
+    ...context,
+    volumes: context.volumeNames,
+    services: context.serviceVariables(),
+    budget,
+  });
   if (!environment.ok) return environment;
-  const variables = environment.value;
+  const { variables, entries, hasFiles } = environment.value;
 
   const securityContext = effectiveSecurityContext(pod, container);
   if (securityContext.runAsNonRoot === true && securityContext.runAsUser === 0) {
@@ -77,7 +81,8 @@ function renderValidContainer(context: RenderContext, container: AnyContainer, b
       command: expanded(container.command),
       args: expanded(container.args),
       working_dir: container.workingDir || undefined,
-      env: nonEmpty([...variables].map(([name, value]) => ({ name, value }))),
+      env: nonEmpty(entries),
+      env_tokens: hasFiles ? context.envTokens : undefined,
       tty: ifTrue(container.tty),
       stdin: ifTrue(container.stdin),
       stdin_once: ifTrue(container.stdinOnce),

@@ -5,7 +5,7 @@ import type { Capability } from "../../provider/capabilities.ts";
 import { isReserved } from "../admission/reserved.ts";
 import { PodBudget } from "../budget.ts";
 import type { Backend, NodeFacts, PodEvent, References, WaitingContainer } from "../types.ts";
-import { podServiceVariables } from "./env.ts";
+import { envTokens, type EnvTokens, podServiceVariables } from "./env.ts";
 import { addressTokens, type AddressTokens } from "./field-refs.ts";
 
 export interface RenderInput {
@@ -19,6 +19,7 @@ export interface RenderInput {
 
 export interface RenderContext extends RenderInput {
   tokens: AddressTokens;
+  envTokens: EnvTokens;
   events: PodEvent[];
   waiting: Map<string, WaitingContainer>;
   /** Names of the volumes that the machine has; mounts of others are left out. */
@@ -45,6 +46,7 @@ export function newContext(input: RenderInput): RenderContext {
   return {
     ...input,
     tokens: addressTokens(uidOf(pod)),
+    envTokens: envTokens(uidOf(pod)),
     events: [],
     waiting: new Map(),
     volumeNames: new Set(),

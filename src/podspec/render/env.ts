@@ -4,14 +4,32 @@
  * are still free. The order of the result is the order of declaration.
  */
 import type { ConfigMap, Container, Pod, Secret, Service } from "../../kube/wire.ts";
+import { envFilesOf, MAX_ENV_FILES } from "../../provider/env-files.ts";
+import type { ContainerSpec, EnvVar } from "../../provider/machine.ts";
 import { failure, type Result, success } from "../../util/result.ts";
 import { Budget, OverBudgetError, POD_LIMITS, tell } from "../budget.ts";
 import { expand, lookUpIn } from "./expansion.ts";
 import { fieldValueForEnv, resourceValue, type AddressTokens } from "./field-refs.ts";
+import { cleanPath, subPathProblem } from "./paths.ts";
 import type { Lookup, NodeFacts, PodEvent, References } from "../types.ts";
 import { serviceVariables } from "./service-env.ts";
 
-type Environment = Result<Map<string, string>>;
+/** What is in files is known only inside the machine, so these stand around a variable's name for its value. */
+export type EnvTokens = NonNullable<ContainerSpec["env_tokens"]>;
+
+interface Environment {
+  /** For what refers to them; those of files as tokens. */
+  variables: ReadonlyMap<string, string>;
+  /** As the machine is told of them. */
+  entries: EnvVar[];
+  /** Where some of the values are in files. */
+  hasFiles: boolean;
+}
+
+/** Strings that no other pod's values hold by accident. No name of a variable has an equals sign. */
+export function envTokens(podUid: string): EnvTokens {
+  return { open: `{{vmlet ${podUid} file `, close: "=}}" };
+}
 
 /** What resolving one container's environment needs. */
 interface EnvironmentInput {
@@ -19,6 +37,9 @@ interface EnvironmentInput {
   references: References;
   node: NodeFacts;
   tokens: AddressTokens;
+  envTokens: EnvTokens;
+  /** Names of the volumes that the machine has. */
+  volumes: ReadonlySet<string>;
   /** Gets what is worth telling the user besides the result. */
   events: PodEvent[];
   /**
@@ -33,7 +54,7 @@ interface EnvironmentInput {
 type EnvContainer = Pick<Container, "name" | "env" | "envFrom" | "resources">;
 
 /** Resolves a container's environment. The message of a failure is the kubelet's, where it has one. */
-export function containerEnvironment(container: EnvContainer, input: EnvironmentInput): Environment {
+export function containerEnvironment(container: EnvContainer, input: EnvironmentInput): Result<Environment> {
   try {
     return resolveEnvironment(container, input);
   } catch (thrown) {
@@ -43,16 +64,21 @@ export function containerEnvironment(container: EnvContainer, input: Environment
 }
 
 /** @throws OverBudgetError */
-function resolveEnvironment(container: EnvContainer, input: EnvironmentInput): Environment {
+function resolveEnvironment(container: EnvContainer, input: EnvironmentInput): Result<Environment> {
   const { pod, references } = input;
   if (references.services === undefined)
     return failure("services have not yet been read at least once, cannot construct envvars");
   const { budget = new Budget(`the environment of container "${container.name}"`, POD_LIMITS.processBytes) } = input;
   const services = input.services ?? podServiceVariables(pod, references.services);
   const variables = new Map<string, string>();
-  const set = (name: string, value: string): void => {
+  const told: EnvVar[] = [];
+  const set: SetVariable = (name, value, from_file) => {
     payFor(name, value, budget);
+    // What the pod refers to until a file is known to have it.
+    const earlier = from_file?.optional === true && !variables.has(name) ? services.get(name) : undefined;
+    if (earlier !== undefined) told.push({ name, value: earlier });
     variables.set(name, value);
+    told.push(from_file === undefined ? { name, value } : { name, value: "", from_file });
   };
   const problem = importAll(container, input, set) ?? setDeclared(container, input, lookUpIn(variables, services), set);
   if (problem !== undefined) return problem;
@@ -64,10 +90,16 @@ function resolveEnvironment(container: EnvContainer, input: EnvironmentInput): E
     if (value.includes("\0") || name.includes("\0"))
       return failure(`environment variable "${name.replaceAll("\0", "\\0")}" holds a NUL byte`);
   }
-  return success(variables);
+  const files = envFilesOf({ env: told }).length;
+  if (files > MAX_ENV_FILES)
+    return failure(`its variables are in ${files} files of volumes, this node reads at most ${MAX_ENV_FILES}`);
+  const hasFiles = files > 0;
+  // In their order, because which one of a name counts is known only when the files are read.
+  const entries = hasFiles ? told : [...variables].map(([name, value]) => ({ name, value }));
+  return success({ variables, entries, hasFiles });
 }
 
-type SetVariable = (name: string, value: string) => void;
+type SetVariable = (name: string, value: string, from_file?: EnvVar["from_file"]) => void;
 
 /** A variable that is set again is counted again, because it costs the same work. @throws OverBudgetError */
 function payFor(name: string, value: string, budget: Budget): void {
@@ -111,6 +143,12 @@ function setDeclared(
 ): { ok: false; message: string } | undefined {
   for (const variable of container.env ?? []) {
     const { name, value, valueFrom } = variable;
+    if (!value && valueFrom?.fileKeyRef) {
+      const source = fileSource(valueFrom.fileKeyRef, input);
+      if (!source.ok) return source;
+      set(name, `${input.envTokens.open}${name}${input.envTokens.close}`, source.value);
+      continue;
+    }
     const isGiven = (value !== undefined && value !== "") || valueFrom === undefined || valueFrom === null;
     const resolved = isGiven
       ? success(expand(value ?? "", lookUp, POD_LIMITS.wordBytes))
@@ -120,6 +158,19 @@ function setDeclared(
     set(name, resolved.value);
   }
   return undefined;
+}
+
+/** Where in the machine the value is. */
+function fileSource(
+  { volumeName, path, key, optional }: NonNullable<ValueSource["fileKeyRef"]>,
+  { volumes }: EnvironmentInput,
+): Result<NonNullable<EnvVar["from_file"]>> {
+  if (!volumes.has(volumeName)) return failure(`cannot find the volume "${volumeName}" referenced by FileKeyRef`);
+  // A kubelet takes a volume's root for where a path begins.
+  const relative = path.replace(/^\/+/, "");
+  const problem = subPathProblem(relative);
+  if (problem !== undefined) return failure(problem);
+  return success({ volume: volumeName, path: cleanPath(relative), key, ...(optional && { optional }) });
 }
 
 type ValueSource = NonNullable<NonNullable<Container["env"]>[number]["valueFrom"]>;

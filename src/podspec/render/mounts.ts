@@ -59,7 +59,7 @@ function subPathOf(context: RenderContext, mount: VolumeMount, variables: Readon
 }
 
 function expandedPath(
-  { tokens }: RenderContext,
+  { tokens, envTokens }: RenderContext,
   expression: string,
   variables: ReadonlyMap<string, string>,
 ): Result<string> {
@@ -74,5 +74,7 @@ function expandedPath(
   if (path.includes(tokens.pod_ip) || path.includes(tokens.pod_ips)) {
     return failure(`subPathExpr "${expression}" needs the pod's address, which is known only inside the machine`);
   }
+  if (path.includes(envTokens.open))
+    return failure(`subPathExpr "${expression}" needs a file's value, which is known only inside the machine`);
   return success(path);
 }

@@ -590,6 +590,7 @@ export interface components {
        *     | `volumes.csi` | volumes that CSI drivers of the backend's host mount for one machine |
        *     | `mount_propagation` | what is mounted in a volume later is seen there, in either direction |
        *     | `patch_files` | files replaced in a running machine |
+       *     | `env_files` | variables of a container whose values are in files of an empty_dir |
        *     | `patch_image` | a container's image replaced in place |
        *     | `patch_registry_auth` | registry credentials of a machine replaced, and their version shown |
        *     | `resize` | cpu and memory changed in place |
@@ -744,8 +745,21 @@ export interface components {
     EnvVar: {
       /** @description Name of the variable. */
       name: string;
-      /** @description Its value, as it is to be: nothing is expanded but `address_tokens`. */
+      /** @description Its value, as it is to be: nothing is expanded but `address_tokens` and `env_tokens`. With `from_file` it is not used. */
       value: string;
+      /** @description Where its value is. Capability `env_files`. */
+      from_file?: components["schemas"]["EnvFileKey"];
+    };
+    /** @description A value in a file of one of the machine's `empty_dir` volumes, which is read each time that the container starts, whether or not the container mounts the volume; one container's variables are in 32 files at most, of 512 KiB together. Links in the volume are followed as if its root were `/`. The file has UTF-8 text, lines `KEY='value'` as Kubernetes' `fileKeyRef` has them: the first with the key counts, white space before the key is skipped, the value is all between the quotes, of one line or more, and after them nothing may follow but a comment, which begins with `#`, as may a line. White space before `=` is a fault, and so is a value without quotes, but for white space alone right after `=`, with which the value is empty. What comes after the key does not count. A container whose file is not there or has a fault before the key waits with reason `CreateContainerConfigError`, and so does one whose key is not there or empty, unless that is optional. */
+    EnvFileKey: {
+      /** @description Of the machine's `empty_dir` volumes. */
+      volume: string;
+      /** @description Relative to the volume's root, `/` between segments, never `..`. */
+      path: string;
+      /** @description Which of the file's values. */
+      key: string;
+      /** @description When the key is not there or empty, the container starts without this entry: a variable of the same name that comes before it stays. */
+      optional?: boolean;
     };
     FileEntry: {
       /** @description Relative to the volume's root, `/` between segments, never `..`: a path from a pod must not reach the host. */
@@ -1080,8 +1094,15 @@ export interface components {
       args?: string[];
       /** @description Folder that the command starts in. Absent: the image's. */
       working_dir?: string;
-      /** @description Variables, over those of the image. `PATH` and `HOME` must be there for every command, of exec too: what neither the specification nor the image has, the backend gives, a `PATH` by which the machine's programs are found, and the home of the command's user or another folder. */
+      /** @description Variables, over those of the image. `PATH` and `HOME` must be there for every command, of exec too: what neither the specification nor the image has, the backend gives, a `PATH` by which the machine's programs are found, and the home of the command's user or another folder. Of two entries of one name the later one counts. */
       env?: components["schemas"]["EnvVar"][];
+      /** @description What a file has is not known when the specification is written. Where a container has variables `from_file`, `open`, a variable's name and `close` together stand for that variable's value, in `command`, `args` and in the values of `env`, there as far as it is set before. For a variable that is not set, `$(`, the name and `)` come in their place. What is put in is not looked at again. Capability `env_files`. */
+      env_tokens?: {
+        /** @description Comes before the name. */
+        open: string;
+        /** @description Comes after the name. */
+        close: string;
+      };
       /** @description The process gets a terminal. Capability `tty`. */
       tty?: boolean;
       /** @description The process's input stays open for clients that attach. Otherwise it is empty. */
@@ -2604,4 +2625,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: 2e39f57fc087df85d7ff2e5256f5559e068173e8a506293022d0751b1c9503ef
+// sha256 of openapi.yaml: a236ef0cdc90120553dc2224e762a43a691dbfe8a2e2b1558f77f32e34a1c088

@@ -76,6 +76,7 @@ export {
   restartDecision,
   withAddresses,
 } from "../container-rules.ts";
+export { ENV_FILE_BYTES, type EnvFileRef, envFilesOf, MAX_ENV_FILES, withEnvFiles } from "../env-files.ts";
 export { MachineEvents } from "../machine-events.ts";
 export {
   runHook,
@@ -117,6 +118,7 @@ export { doubledMs } from "../../util/doubled.ts";
 export { toError, VmletError } from "../../util/errors.ts";
 export { globMatches } from "../../util/glob.ts";
 export { Once } from "../../util/once.ts";
+export { failure, type Result, success } from "../../util/result.ts";
 export { goArchitecture } from "../../util/platform.ts";
 export { Pulse } from "../../util/pulse.ts";
 export { systemRandom, type Random } from "../../util/random.ts";

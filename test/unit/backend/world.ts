@@ -27,6 +27,10 @@ import { LocalProvider } from "../../../providers/local/provider.ts";
 import type { ShimEvents, Shims } from "../../../providers/local/engine.ts";
 import { settle, VirtualClock } from "../../support/virtual-clock.ts";
 
+type EngineCall =
+  | ("open" | "recover" | "signal" | "kill" | "conclude" | "launch" | "close")
+  | ("applyFiles" | "readVolumeFile" | "resizeMachine");
+
 export interface Instance {
   name: string;
   attempt: number;
@@ -76,6 +80,8 @@ export class World {
   readonly prepared = new Set<string>();
   /** A launch takes so long. */
   launching: Promise<void> = Promise.resolve();
+  /** What is in files of volumes, by `VOLUME/PATH`. */
+  readonly files = new Map<string, Buffer | string>();
   /** Files take so long to be put in place. */
   applying: Promise<void> = Promise.resolve();
   /** A sandbox takes so long to be made. */
@@ -101,9 +107,7 @@ export class World {
   secrets: { dir: string; maxBytes: number } | undefined;
   patched: string[] = [];
   /** Calls of the engine that it never answers. */
-  readonly hung = new Set<
-    "open" | "recover" | "signal" | "kill" | "conclude" | "launch" | "applyFiles" | "close" | "resizeMachine"
-  >();
+  readonly hung = new Set<EngineCall>();
   /** Of those, how many have been called. */
   hanging = 0;
   readonly #unhang = Promise.withResolvers<never>();
@@ -411,6 +415,8 @@ export class World {
           volumes: this.volumes,
         });
       },
+      readVolumeFile: (volume, path, maxBytes) =>
+        this.hung.has("readVolumeFile") ? this.#hang() : readFrom(this.files, `${volume}/${path}`, maxBytes),
       applyFiles: (volume) => {
         const error = this.refusals.get("applyFiles");
         if (error !== undefined) return Promise.reject(error);
@@ -498,4 +504,11 @@ export function main(name: string, more: Partial<ContainerSpec> = {}): Container
 
 export function sidecar(name: string, more: Partial<ContainerSpec> = {}): ContainerSpec {
   return main(name, { restart_policy: "always", ...more });
+}
+
+async function readFrom(files: World["files"], name: string, maxBytes: number): Promise<Buffer> {
+  const content = files.get(name);
+  if (content === undefined) throw new Error("it does not exist");
+  if (content.length > maxBytes) throw new Error("it is too long");
+  return Buffer.from(content);
 }

@@ -90,6 +90,12 @@ const NEEDS: Record<string, readonly (readonly [pod: Pod, path: string])[]> = {
   ],
   "volumes.empty_dir": [[mounted({ emptyDir: {} }), "spec.volumes[0].emptyDir"]],
   "volumes.empty_dir.size_limit": [[mounted({ emptyDir: { sizeLimit: "1" } }), "spec.volumes[0].emptyDir.sizeLimit"]],
+  env_files: [
+    [
+      podWithContainer({ env: [{ name: "A", valueFrom: { fileKeyRef: { key: "k", path: "p", volumeName: "v" } } }] }),
+      "spec.containers[0].env[0].valueFrom.fileKeyRef",
+    ],
+  ],
   "volumes.files": [
     [mounted({ configMap: { name: "c" } }), "spec.volumes[0].configMap"],
     [mounted({ projected: { sources: [] } }), "spec.volumes[0].projected"],
@@ -290,10 +296,6 @@ const REFUSED: readonly (readonly [path: string, pod: Pod])[] = [
   ["spec.volumes[0].nfs", mounted({ nfs: { server: "s", path: "/" } })],
   ["spec.volumes[0].emptyDir.medium", mounted({ emptyDir: { medium: "HugePages" } })],
   ["spec.containers[0].volumeMounts[0].recursiveReadOnly", withMount({ recursiveReadOnly: "Enabled" })],
-  [
-    "spec.containers[0].env[0].valueFrom.fileKeyRef",
-    podWithContainer({ env: [{ name: "A", valueFrom: { fileKeyRef: { key: "k", path: "p", volumeName: "v" } } }] }),
-  ],
   ["spec.securityContext.seccompProfile", podWith({ securityContext: { seccompProfile: { type: "Localhost" } } })],
 ];
 

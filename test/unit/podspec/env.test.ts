@@ -1,9 +1,11 @@
 import { describe, expect, test } from "vitest";
-import { containerEnvironment } from "../../../src/podspec/render/env.ts";
+import { containerEnvironment, envTokens } from "../../../src/podspec/render/env.ts";
 import { addressTokens } from "../../../src/podspec/render/field-refs.ts";
 import type { PodEvent, References } from "../../../src/podspec/types.ts";
 import type { Container } from "../../../src/kube/wire.ts";
 import { configMap, node, podWith, referencesWith, secret, service } from "./fixtures.ts";
+
+type FileKeyRef = NonNullable<NonNullable<NonNullable<Container["env"]>[number]["valueFrom"]>["fileKeyRef"]>;
 
 /** Resolves the environment of a container in a pod without service links, unless told otherwise. */
 function resolve(
@@ -14,9 +16,22 @@ function resolve(
   const events: PodEvent[] = [];
   const result = containerEnvironment(
     { name: "app", ...container },
-    { pod: podWith({ enableServiceLinks }), references, node, tokens: addressTokens("0a1b"), events },
+    {
+      pod: podWith({ enableServiceLinks }),
+      references,
+      node,
+      tokens: addressTokens("0a1b"),
+      envTokens: envTokens("0a1b"),
+      volumes: new Set(["config"]),
+      events,
+    },
   );
-  return { result, events, variables: result.ok ? Object.fromEntries(result.value) : undefined };
+  return {
+    result,
+    events,
+    variables: result.ok ? Object.fromEntries(result.value.variables) : undefined,
+    entries: result.ok ? result.value.entries : undefined,
+  };
 }
 
 describe("containerEnvironment", () => {
@@ -185,6 +200,77 @@ describe("service variables", () => {
     expect(resolve({ env }, referencesWith({ services }), true).variables).toMatchObject({
       URL: "tcp://10.0.0.11:6379",
       REDIS_MASTER_SERVICE_HOST: "mine",
+    });
+  });
+});
+
+describe("variables in files of volumes", () => {
+  const inFile = (name: string, rest: Partial<FileKeyRef> = {}) => ({
+    name,
+    valueFrom: { fileKeyRef: { volumeName: "config", path: "app.env", key: "KEY", ...rest } },
+  });
+  const told = (name: string, rest: object = {}) => ({
+    name,
+    value: "",
+    from_file: { volume: "config", path: "app.env", key: "KEY", ...rest },
+  });
+  const token = (name: string) => `{{vmlet 0a1b file ${name}=}}`;
+
+  test("are told to the machine by their places, and what refers to them by tokens", () => {
+    const { entries, result } = resolve({
+      env: [{ name: "B", value: "$(A)" }, inFile("A"), { name: "C", value: "<$(A)>" }],
+    });
+    expect(entries).toEqual([{ name: "B", value: "$(A)" }, told("A"), { name: "C", value: `<${token("A")}>` }]);
+    expect(result).toMatchObject({ value: { hasFiles: true } });
+  });
+
+  test("leave others as they are", () => {
+    expect(resolve({ env: [{ name: "A", value: "1" }] }).result).toMatchObject({ value: { hasFiles: false } });
+  });
+
+  test("come after what counts without them: another source of the name, or a Service", () => {
+    const references = referencesWith({
+      configMaps: { c: configMap({ A: "earlier" }) },
+      services: [service("shop", "db", "10.0.0.9", [{ port: 5432 }])],
+    });
+    const { entries } = resolve(
+      {
+        envFrom: [{ configMapRef: { name: "c" } }],
+        env: [inFile("A", { optional: true }), inFile("DB_SERVICE_HOST", { optional: true })],
+      },
+      references,
+      true,
+    );
+    expect(entries?.slice(0, 4)).toEqual([
+      { name: "A", value: "earlier" },
+      told("A", { optional: true }),
+      { name: "DB_SERVICE_HOST", value: "10.0.0.9" },
+      told("DB_SERVICE_HOST", { optional: true }),
+    ]);
+  });
+
+  test("begin at the volume's root", () => {
+    expect(resolve({ env: [inFile("A", { path: "//sub/./app.env" })] }).entries).toEqual([
+      told("A", { path: "sub/app.env" }),
+    ]);
+  });
+
+  test.each([
+    [
+      "a volume that the machine does not have",
+      inFile("A", { volumeName: "other" }),
+      'cannot find the volume "other" referenced by FileKeyRef',
+    ],
+    ["a path that leaves it", inFile("A", { path: "a/../../b" }), "must not contain '..'"],
+  ])("wait for %s", (_what, variable, message) => {
+    expect(resolve({ env: [variable] }).result).toEqual({ ok: false, message: expect.stringContaining(message) });
+  });
+
+  test("are in so many files", () => {
+    const env = Array.from({ length: 33 }, (_, index) => inFile(`V${index}`, { path: `${index}.env` }));
+    expect(resolve({ env }).result).toEqual({
+      ok: false,
+      message: "its variables are in 33 files of volumes, this node reads at most 32",
     });
   });
 });

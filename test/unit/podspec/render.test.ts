@@ -81,6 +81,27 @@ describe("renderMachineSpec", () => {
 
   test("has no address tokens when nothing uses them", () => {
     expect(ready(inputFor(podWith())).spec.address_tokens).toBeUndefined();
+    expect(ready(inputFor(podWith())).spec.containers[0]?.env_tokens).toBeUndefined();
+  });
+
+  test("has a variable in a file of a volume read in the machine, whoever mounts the volume", () => {
+    const container: Parameters<typeof podWithContainer>[0] = {
+      args: ["--key=$(KEY)"],
+      env: [{ name: "KEY", valueFrom: { fileKeyRef: { volumeName: "config", path: "app.env", key: "KEY" } } }],
+    };
+    const volumes = { volumes: [{ name: "config", emptyDir: {} }] };
+    const { spec } = ready(inputFor(podWithContainer(container, volumes)));
+    expect(spec.volumes).toEqual([{ name: "config", type: "empty_dir", medium: "disk" }]);
+    expect(spec.containers[0]).toMatchObject({
+      args: [`--key=${spec.containers[0]?.env_tokens?.open}KEY${spec.containers[0]?.env_tokens?.close}`],
+      env: [{ name: "KEY", value: "", from_file: { volume: "config", path: "app.env", key: "KEY" } }],
+    });
+    const volumeMounts = [{ name: "config", mountPath: "/c", subPathExpr: "$(KEY)" }];
+    const waiting = renderMachineSpec(inputFor(podWithContainer({ ...container, volumeMounts }, volumes)));
+    expect(waiting.kind === "wait" && waiting.waiting.get("app")).toMatchObject({
+      reason: "CreateContainerConfigError",
+      message: expect.stringContaining("needs a file's value"),
+    });
   });
 
   test("renders what a container may have besides", () => {

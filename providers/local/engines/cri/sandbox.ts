@@ -29,6 +29,7 @@ import { kernelHostname } from "../../bundle/host-files.ts";
 import {
   applyFiles,
   makeVolumes,
+  readVolumeFile,
   volumeDevices,
   volumeInodes,
   volumeSource,
@@ -496,6 +497,10 @@ class CriSandbox implements Sandbox {
 
   async processes(): Promise<number> {
     return (await new Cgroup(this.#context.groups.parentOf(this.#home.id)).processes()).length;
+  }
+
+  async readVolumeFile(volume: string, path: string, maxBytes: number): Promise<Buffer> {
+    return readVolumeFile(this.#home, volume, path, maxBytes);
   }
 
   async applyFiles(volume: Extract<Volume, { type: "files" }>): Promise<void> {

@@ -45,7 +45,7 @@ import {
   type SandboxStats,
   type ShimExit,
 } from "../../engine.ts";
-import { applyFiles, makeVolumes, volumeInodes, volumeStats } from "../../bundle/host-volumes.ts";
+import { applyFiles, makeVolumes, readVolumeFile, volumeInodes, volumeStats } from "../../bundle/host-volumes.ts";
 import { dialHost, dialTcp } from "../../host/dial.ts";
 import { machineHash } from "../../host/machine-hash.ts";
 import { readFileIfExists, writeFileAtomic } from "../../host/files.ts";
@@ -418,6 +418,10 @@ export class OciSandbox implements Sandbox {
 
   async processes(): Promise<number> {
     return (await new Cgroup(join(this.#context.cgroupRoot, machineHash(this.#home.id))).processes()).length;
+  }
+
+  async readVolumeFile(volume: string, path: string, maxBytes: number): Promise<Buffer> {
+    return readVolumeFile(this.#home, volume, path, maxBytes);
   }
 
   async applyFiles(volume: Extract<Volume, { type: "files" }>): Promise<void> {

@@ -35,7 +35,7 @@ import {
   type Sandbox,
   type SandboxStats,
 } from "../../engine.ts";
-import { applyFiles, makeVolumes, volumeSource } from "../../bundle/host-volumes.ts";
+import { applyFiles, makeVolumes, readVolumeFile, volumeSource } from "../../bundle/host-volumes.ts";
 import { dialTcp } from "../../host/dial.ts";
 import { isAlive, TICKS_PER_SECOND, type ProcessStat } from "../../host/proc.ts";
 import { cannotRun } from "../../shim/runnable.ts";
@@ -383,6 +383,10 @@ class ProcessSandbox implements Sandbox {
         ];
       }),
     };
+  }
+
+  async readVolumeFile(volume: string, path: string, maxBytes: number): Promise<Buffer> {
+    return readVolumeFile(this.#home, volume, path, maxBytes);
   }
 
   applyFiles(volume: Extract<Volume, { type: "files" }>): Promise<void> {

@@ -1,8 +1,24 @@
 /** Files and addresses: what a container finds beside its process. */
+import type { MachineSpec } from "../../machine.ts";
 import type { Check } from "../check.ts";
 import { FOREVER, mainOf, outputOf, type CheckContext } from "../context.ts";
 
 const file = (text: string, path = "a") => [{ path, mode: 0o644, content_b64: Buffer.from(text).toString("base64") }];
+
+const ENV_FILES = ["env_files", "init_containers", "volumes.empty_dir"] as const;
+
+/** A variable whose value is in the file that `written` writes. */
+const inFile = (name: string, key: string, rest: { optional?: boolean } = {}) => ({
+  name,
+  value: "",
+  from_file: { volume: "work", path: "env", key, ...rest },
+});
+
+/** An init container that writes to a volume at /work. */
+const written = (context: CheckContext, script: string): Partial<MachineSpec> => ({
+  volumes: [{ name: "work", type: "empty_dir", medium: "disk" }],
+  init_containers: [{ ...context.container(script), name: "writer", mounts: [{ volume: "work", path: "/work" }] }],
+});
 
 export const VOLUME_CHECKS: readonly Check[] = [
   {
@@ -73,6 +89,71 @@ export const VOLUME_CHECKS: readonly Check[] = [
         "not_found",
         "a patch of a machine that never was",
       );
+    },
+  },
+  {
+    name: "env-files/a-file-has-a-variable",
+    needs: ENV_FILES,
+    why: "A container is started with what an earlier one has written.",
+    async run(context: CheckContext) {
+      const { id } = await context.over("", {
+        ...written(context, `echo "OTHER='no'" > /work/env; echo "KEY='from a file'" > /work/env`),
+        containers: [
+          context.container('echo "$A,$B"', {
+            env: [inFile("A", "KEY"), { name: "B", value: "<@env A@>" }],
+            env_tokens: { open: "@env ", close: "@" },
+          }),
+        ],
+      });
+      const shown = await outputOf(context, id);
+      context.expect(
+        shown === "from a file,<from a file>",
+        "the value in the file, and the same where its token was",
+        `the container sees ${JSON.stringify(shown)}`,
+      );
+    },
+  },
+  {
+    name: "env-files/without-its-key-a-container-waits",
+    needs: ENV_FILES,
+    why: "It would run without what it was to be told.",
+    async run(context: CheckContext) {
+      const { id } = await context.create("", {
+        ...written(context, `echo "OTHER='no'" > /work/env`),
+        labels: context.labelsOf("no-key"),
+        containers: [context.container("true", { env: [inFile("A", "KEY")] })],
+      });
+      await context.until(id, "its container to wait for its configuration", (machine) => {
+        const { state, reason } = mainOf(machine);
+        context.expect(
+          state === "waiting",
+          "a container that does not start",
+          `its container, without the key, is ${state}`,
+        );
+        return reason === "CreateContainerConfigError";
+      });
+    },
+  },
+  {
+    name: "env-files/what-is-optional-is-left-out",
+    needs: ENV_FILES,
+    why: "A variable that is empty is not one that is not there.",
+    async run(context: CheckContext) {
+      const { id } = await context.over("", {
+        ...written(context, `echo "OTHER='no'" > /work/env`),
+        labels: context.labelsOf("optional"),
+        containers: [
+          context.container('echo "$A$B"', {
+            env: [
+              { name: "A", value: "before" },
+              inFile("A", "KEY", { optional: true }),
+              inFile("B", "KEY", { optional: true }),
+            ],
+          }),
+        ],
+      });
+      const shown = await outputOf(context, id);
+      context.expect(shown === "before", "the variable that it has without", `it sees ${JSON.stringify(shown)}`);
     },
   },
   {
