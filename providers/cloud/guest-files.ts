@@ -29,7 +29,8 @@ export const LEAVE_SECONDS = 120;
 const GUEST_SOCKET = "/run/vmlet/guest.sock";
 const PATH = "export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-const GUEST_CONFIG = `apiVersion: vmlet.dev/v1
+/** What a guest is configured with unless its image is made with another. */
+export const GUEST_CONFIG = `apiVersion: vmlet.dev/v1
 kind: BackendConfig
 listen: { socket: ${GUEST_SOCKET} }
 stateDir: /var/lib/vmlet

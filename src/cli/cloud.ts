@@ -7,9 +7,11 @@ import { Command } from "commander";
 import { loadBackendConfig } from "../../providers/local/config.ts";
 import { ConfigError, loadConfig } from "../config/load.ts";
 import type { CloudProviderConfig } from "../config/schema.ts";
+import { readAuthFile } from "./auth-file.ts";
 import { signalToStop } from "./exit.ts";
 import { assertPrivate } from "./guest.ts";
-import { buildGuestImage, fingerprintOf } from "./guest-image.ts";
+import { fingerprintOf } from "./file-hash.ts";
+import { buildGuestImage } from "./guest-image.ts";
 
 interface ImageOptions {
   config?: string | undefined;
@@ -19,6 +21,8 @@ interface ImageOptions {
   suite: string;
   guestConfig?: string | undefined;
   refresh?: boolean | undefined;
+  prewarm?: string[] | undefined;
+  authFile?: string | undefined;
 }
 
 export function cloudCommand(): Command {
@@ -32,14 +36,20 @@ export function cloudCommand(): Command {
     .option("--file <file>", "bring this image, and make none")
     .option("--guest-config <file>", "the guest's configuration (kind: BackendConfig), in place of the usual one")
     .option("--suite <name>", "of Debian, whose packages it is made of", "bookworm")
-    .option("--refresh", "fetch the packages again, with what has been mended in them since")
+    .option("--prewarm <image...>", "containers' images that every VM has from the start, as a container names them")
+    .option("--auth-file <file>", "credentials of their registries, as docker's config.json; not kept in the image")
+    .option("--refresh", "fetch the packages and images again, with what has been mended in them since")
     .action(image);
   return command;
 }
 
-async function image({ config, node, output, file, suite, guestConfig, refresh }: ImageOptions): Promise<void> {
+async function image(options: ImageOptions): Promise<void> {
+  const { config, node, output, file, suite, guestConfig, refresh, prewarm, authFile } = options;
   if (config === undefined && output === undefined)
     throw new ConfigError("give --config, to bring the image into a cloud, or --output, to keep it in a file");
+  if (file !== undefined && prewarm !== undefined)
+    throw new ConfigError("--prewarm: an image that is there (--file) is brought as it is");
+  const auth = authFile === undefined ? [] : readAuthFile(authFile);
   const cloud = config === undefined ? undefined : cloudOf(config, node);
   const told = guestConfig === undefined ? undefined : guestConfigOf(guestConfig);
   const signal = signalToStop();
@@ -48,7 +58,13 @@ async function image({ config, node, output, file, suite, guestConfig, refresh }
     const made = output ?? join(folder, "image.tar");
     const fingerprint =
       file === undefined
-        ? await buildGuestImage(made, { suite, isFresh: refresh, guestConfig: told, signal })
+        ? await buildGuestImage(made, {
+            suite,
+            isFresh: refresh,
+            guestConfig: told,
+            prewarm: prewarm && { images: prewarm, auth },
+            signal,
+          })
         : await fingerprintOf(file);
     if (cloud !== undefined) {
       const { bringImage } = await import("../../providers/cloud/incus/images.ts");

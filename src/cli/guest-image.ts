@@ -3,16 +3,18 @@
  * the Node.js that runs it, packed in Incus's own form. The same packages and the same program give the same bytes, so
  * an image is known by its hash, and uploaded once.
  */
-import { createHash } from "node:crypto";
-import { createReadStream, existsSync } from "node:fs";
+import { existsSync } from "node:fs";
 import { chmod, copyFile, cp, mkdir, mkdtemp, readFile, rename, rm, writeFile } from "node:fs/promises";
-import { homedir, tmpdir } from "node:os";
+import { tmpdir } from "node:os";
 import { dirname, join, relative } from "node:path";
-import { GUEST_FOLDER, GUEST_PACKAGES, guestFiles } from "../../providers/cloud/guest-files.ts";
+import { GUEST_CONFIG, GUEST_FOLDER, GUEST_PACKAGES, guestFiles } from "../../providers/cloud/guest-files.ts";
 import { findTool, run } from "../../providers/local/host/command.ts";
 import { ConfigError } from "../config/load.ts";
 import { goArchitecture } from "../util/platform.ts";
 import { PROGRAM_FOLDER } from "./faults.ts";
+import { fingerprintOf } from "./file-hash.ts";
+import { ATTRIBUTE_HEADERS, type Prewarmed, prewarmedFolder, SAME_BYTES, WITH_ATTRIBUTES } from "./prewarmed-folder.ts";
+import { keptFile } from "./kept-file.ts";
 
 interface GuestImageOptions {
   /** Of Debian. */
@@ -23,6 +25,8 @@ interface GuestImageOptions {
   readonly isFresh?: boolean | undefined;
   /** The guest's configuration, in place of the usual one. */
   readonly guestConfig?: string | undefined;
+  /** Containers' images that every VM has from the start. */
+  readonly prewarm?: Prewarmed | undefined;
   readonly signal: AbortSignal;
 }
 
@@ -78,7 +82,12 @@ export async function buildGuestImage(output: string, options: GuestImageOptions
     for (const each of UNREAD) await rm(join(root, each), { recursive: true, force: true });
     const main = await copyProgram(join(root, GUEST_FOLDER), options.signal);
     for (const name of FROM_HOST) await copyTool(findTool(name)!, join(root, "usr/local/bin", name));
-    const files = guestFiles(join(GUEST_FOLDER, main), options.guestConfig);
+    const { prewarm, guestConfig = GUEST_CONFIG, signal } = options;
+    if (prewarm !== undefined) {
+      const kept = await prewarmedFolder(prewarm, { ...options, guestConfig });
+      await run("tar", [...WITH_ATTRIBUTES, "-xf", kept, "-C", root], { signal });
+    }
+    const files = guestFiles(join(GUEST_FOLDER, main), guestConfig);
     for (const { path, mode, text } of files) {
       const target = join(root, path);
       await rm(target, { force: true });
@@ -88,8 +97,7 @@ export async function buildGuestImage(output: string, options: GuestImageOptions
     }
     await mkdir(join(root, "var/log"), { recursive: true });
     await writeFile(join(folder, "metadata.yaml"), metadata());
-    const same = ["--sort=name", "--mtime=@0", "--numeric-owner", "--format=gnu"];
-    await run("tar", [...same, "-cf", draft, "-C", folder, "metadata.yaml", "rootfs"], { signal: options.signal });
+    await archive(draft, folder, ["metadata.yaml", "rootfs"], options);
     await rename(draft, output);
   } finally {
     await rm(draft, { force: true });
@@ -98,31 +106,18 @@ export async function buildGuestImage(output: string, options: GuestImageOptions
   return await fingerprintOf(output);
 }
 
-export async function fingerprintOf(file: string): Promise<string> {
-  const hash = createHash("sha256");
-  for await (const chunk of createReadStream(file) as AsyncIterable<Buffer>) hash.update(chunk);
-  return hash.digest("hex");
+/** Without attributes unless images need them: others have the same bytes as ever. */
+async function archive(file: string, folder: string, what: string[], { prewarm, signal }: GuestImageOptions) {
+  const attributes = prewarm === undefined ? [] : [...WITH_ATTRIBUTES, ...ATTRIBUTE_HEADERS];
+  await run("tar", [...SAME_BYTES, ...attributes, "-cf", file, "-C", folder, ...what], { signal });
 }
 
 /** @returns a tar of the packages */
-async function packages({ suite, cacheFolder, isFresh = false, signal }: GuestImageOptions): Promise<string> {
-  const { cacheFolder: folder = join(homedir(), ".cache/vmlet") } = { cacheFolder };
-  const key = createHash("sha256")
-    .update(JSON.stringify([suite, GUEST_PACKAGES]))
-    .digest("hex")
-    .slice(0, 16);
-  const file = join(folder, `cloud-image-${key}.tar`);
-  if (existsSync(file) && !isFresh) return file;
-  await mkdir(folder, { recursive: true });
-  const draft = `${file}.${process.pid}.tar`;
+async function packages({ suite, cacheFolder, isFresh, signal }: GuestImageOptions): Promise<string> {
   const what = ["--variant=essential", `--include=${GUEST_PACKAGES.join(",")}`];
-  try {
+  return await keptFile("cloud-image", [suite, GUEST_PACKAGES], { folder: cacheFolder, isFresh }, async (draft) => {
     await run("mmdebstrap", ["--quiet", ...what, suite, draft], { env: { SOURCE_DATE_EPOCH: "0" }, signal });
-    await rename(draft, file);
-  } finally {
-    await rm(draft, { force: true });
-  }
-  return file;
+  });
 }
 
 async function copyTool(from: string, to: string): Promise<void> {

@@ -1,16 +1,15 @@
 /** `vmlet images`: which images a backend keeps ready. */
 import { createHash } from "node:crypto";
-import { readFileSync } from "node:fs";
 import { Command, Option } from "commander";
 import { matchingCredentials, parseReference } from "../../providers/local/images/reference.ts";
 import { ConfigError } from "../config/load.ts";
-import { parseDockerConfig } from "../provider/docker-config.ts";
 import type { ImageProvider, PrewarmedImage } from "../provider/image.ts";
 import type { RegistryAuth } from "../provider/machine.ts";
 import { clusterPrefix, LABEL_CLUSTER } from "../provider/owner.ts";
 import { type Clock, systemClock } from "../util/clock.ts";
-import { toError, VmletError } from "../util/errors.ts";
+import { VmletError } from "../util/errors.ts";
 import { printable } from "../streaming/plain-text.ts";
+import { readAuthFile } from "./auth-file.ts";
 import { type BackendClientFlags, openBackend, withCredentialOptions } from "./backend-client.ts";
 import { signalToStop } from "./exit.ts";
 import { formatBytes } from "./sizes.ts";
@@ -87,26 +86,13 @@ async function withImages(
 }
 
 async function pull(names: string[], flags: PullFlags): Promise<void> {
-  const auth = flags.authFile === undefined ? [] : readAuth(flags.authFile);
+  const auth = flags.authFile === undefined ? [] : readAuthFile(flags.authFile);
   if (!(flags.timeout > 0)) throw new ConfigError("--timeout must be a number of seconds");
   await withImages(flags, async (images, labels, signal) => {
     const tell = (line: string) => process.stdout.write(`${printable(line)}\n`);
     const waitMs = flags.wait ? flags.timeout * 1000 : 0;
     await pullImages(images, names, { labels, auth, waitMs, clock: systemClock, tell, signal });
   });
-}
-
-/** @throws ConfigError */
-function readAuth(path: string): RegistryAuth[] {
-  let text: string;
-  try {
-    text = readFileSync(path, "utf8");
-  } catch (thrown) {
-    throw new ConfigError(`--auth-file: ${toError(thrown).message}`, { cause: thrown });
-  }
-  const auth = parseDockerConfig(text);
-  if (auth === undefined) throw new ConfigError(`--auth-file: ${path} is not JSON, as docker's config.json`);
-  return auth;
 }
 
 /** Images could not be had. */

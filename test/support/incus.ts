@@ -83,6 +83,8 @@ function restrictedCertificate(folder: string, incus: TestIncus["incus"]): { cer
 interface StartOptions {
   /** Of the guest in the image, in place of the usual one; it is told `address` and `gateway`. */
   readonly guestConfig?: ((address: string, gateway: string) => string) | undefined;
+  /** Images that every guest has from the start; it is told `address`. */
+  readonly prewarm?: ((address: string) => Promise<string[]>) | undefined;
 }
 
 /** What was begun when it fails is taken away again: the host's network would keep it. */
@@ -95,7 +97,7 @@ export async function startIncus(sandbox: Sandbox, options: StartOptions = {}): 
 
 async function start(
   sandbox: Sandbox,
-  { guestConfig }: StartOptions,
+  { guestConfig, prewarm }: StartOptions,
   begun: AsyncDisposableStack,
 ): Promise<Omit<TestIncus, "stop">> {
   const port = await freePort();
@@ -184,6 +186,7 @@ async function start(
   const fingerprint = await buildGuestImage(file, {
     suite: "bookworm",
     guestConfig: guestConfig?.(host.near, gateway),
+    prewarm: prewarm && { images: await prewarm(host.near), auth: [] },
     signal,
   });
   await bringImage(cloud, { file, fingerprint, alias: IMAGE }, { signal });

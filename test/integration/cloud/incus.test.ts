@@ -67,20 +67,29 @@ function pods(): void {
   let kubectl: Kubectl;
   let own: Pods;
   let image: string;
+  /** Which the VMs' image has already. */
+  let prewarmed: string;
 
   beforeAll(async () => {
     const sandbox = await createSandbox("incus");
     cleanups.push(() => sandbox.close());
     const registry = await startRegistry();
     cleanups.push(() => registry.stop());
-    await registry.push("t/busybox:1", await busyboxImage());
+    for (const name of ["t/busybox:1", "t/ahead:1"]) await registry.push(name, await busyboxImage());
     const port = Number(registry.host.split(":")[1]);
-    incus = await startIncus(sandbox, { guestConfig: (address) => guestConfig(`${address}:${port}`) });
+    const nameOf = (address: string, name: string) => `${address}:${port}/t/${name}:1`;
+    incus = await startIncus(sandbox, {
+      guestConfig: (address) => guestConfig(`${address}:${port}`),
+      prewarm: async (address) => {
+        // The registry listens on loopback only.
+        const relay = await relayTo(address, port);
+        cleanups.push(() => relay[Symbol.asyncDispose]());
+        return [nameOf(address, "ahead")];
+      },
+    });
     cleanups.push(() => incus.stop());
-    // The registry listens on loopback only.
-    const relay = await relayTo(incus.address, port);
-    cleanups.push(() => relay[Symbol.asyncDispose]());
-    image = `${incus.address}:${port}/t/busybox:1`;
+    image = nameOf(incus.address, "busybox");
+    prewarmed = nameOf(incus.address, "ahead");
     const cluster = await startDevCluster({ clock: systemClock, logger: silentLogger });
     cleanups.push(() => cluster.close());
     const kubeconfig = join(sandbox.dir, "admin.kubeconfig");
@@ -151,6 +160,11 @@ function pods(): void {
       execFileSync("curl", ["-sf", "-m", "3", `http://${pod.status.podIP}:8080/`], { encoding: "utf8" }),
     );
     expect(page).toBe("here\n");
+  }, 200_000);
+
+  test("an image that the VMs were made with is never pulled", async () => {
+    await running("web", { containers: [container({ image: prewarmed, imagePullPolicy: "Never" })] });
+    expect(await kubectl.run(["logs", "web"])).toBe("hello from web\n");
   }, 200_000);
 
   test("an agent that is killed while instances are made makes one for each pod", async () => {
