@@ -96,7 +96,7 @@ interface Known {
 
 /** What a guest has that is gone with its VM. */
 const GUESTS_OWN = [
-  ...(["volumes.persistent", "volumes.block", "volumes.clone", "volumes.force_release"] as const),
+  ...(["volumes.persistent", "volumes.block", "volumes.clone", "volumes.exclusive", "volumes.force_release"] as const),
   "images.prewarm",
 ] as const;
 const EVENTS_KEPT = 10_000;

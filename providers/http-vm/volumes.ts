@@ -4,6 +4,7 @@ import {
   type PersistentVolume,
   type PersistentVolumeList,
   type PersistentVolumeSpec,
+  type ReservationOptions,
   ProviderError,
   type VolumeCapacity,
   type VolumeProvider,
@@ -94,9 +95,12 @@ export class HttpVmVolumes implements VolumeProvider {
   reserve(
     id: string,
     name: string,
-    { signal, readOnly }: CallOptions & { readOnly?: boolean | undefined },
+    { signal, readOnly, exclusive }: CallOptions & ReservationOptions,
   ): Promise<PersistentVolume> {
-    const body = readOnly === undefined ? {} : { read_only: readOnly };
+    const body = {
+      ...(readOnly !== undefined && { read_only: readOnly }),
+      ...(exclusive !== undefined && { exclusive }),
+    };
     return this.#volume(id, { method: "PUT", path: reservationPath(id, name), body, signal });
   }
 

@@ -17,6 +17,7 @@ const VOLUME_CAPABILITIES: readonly Capability[] = [
   "volumes.persistent",
   "volumes.block",
   "volumes.clone",
+  "volumes.exclusive",
   "volumes.force_release",
 ];
 

@@ -66,6 +66,7 @@ export const MEMORY_CAPABILITIES: readonly Capability[] = [
   "share_process_namespace",
   "volumes.persistent",
   "volumes.clone",
+  "volumes.exclusive",
   "volumes.force_release",
   "images.prewarm",
 ];

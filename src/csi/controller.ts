@@ -35,10 +35,10 @@ import { invalid, orAbsent } from "./errors.ts";
 import { pageOf } from "./pages.ts";
 import {
   bytesOf,
+  canExclude,
   isForOneNode,
   isVolumeId,
   LABEL_SNAPSHOT,
-  sharingOf,
   specOf,
   unmetCapability,
   volumeIdOf,
@@ -166,16 +166,12 @@ export class ControllerService {
     if (nodeNameOf(this.#clusterId, nodeId) === undefined)
       throw new ConnectError(`there is no node ${nodeId}`, Code.NotFound);
     const info = await this.#provider.getInfo({ signal });
-    const sharing = sharingOf(info, volume.class);
-    const unmet = unmetCapability([volumeCapability], { mode: volume.mode, sharing });
+    const unmet = unmetCapability([volumeCapability], info, volume);
     if (unmet !== undefined) throw invalid(unmet);
-    const { reservations } = await this.#volumes.reserve(volumeId, nodeId, { signal, readOnly: readonly });
-    const other = isForOneNode(volumeCapability) && reservations.find(({ name }) => name !== nodeId);
-    if (!other) return {};
-    // Its class would let both have it, but its owner has counted on one: two databases would write to one folder.
-    const isNew = volume.reservations.every(({ name }) => name !== nodeId);
-    if (isNew) await this.#volumes.release(volumeId, nodeId, { signal });
-    throw new ConnectError(`volume ${volumeId} is reserved for ${other.name}`, Code.FailedPrecondition);
+    // Its class might let others have it, but its owner has counted on one: two databases would write to one folder.
+    const exclusive = isForOneNode(volumeCapability) && canExclude(info);
+    await this.#volumes.reserve(volumeId, nodeId, { signal, readOnly: readonly, ...(exclusive && { exclusive }) });
+    return {};
   }
 
   async controllerUnpublishVolume({ volumeId, nodeId }: ControllerUnpublishVolumeRequest, { signal }: Call) {
@@ -209,8 +205,7 @@ export class ControllerService {
     if (volumeId === "" || volumeCapabilities.length === 0)
       throw invalid("the volume's id or its capabilities are missing");
     const volume = await this.#find(volumeId, signal);
-    const sharing = sharingOf(await this.#provider.getInfo({ signal }), volume.class);
-    const message = unmetCapability(volumeCapabilities, { mode: volume.mode, sharing });
+    const message = unmetCapability(volumeCapabilities, await this.#provider.getInfo({ signal }), volume);
     return message === undefined ? { confirmed: { volumeCapabilities } } : { message };
   }
 
@@ -248,8 +243,7 @@ export class ControllerService {
     const volume = await this.#find(volumeId, signal);
     const bytes = bytesOf(capacityRange);
     if (volumeCapability !== undefined) {
-      const sharing = sharingOf(await this.#provider.getInfo({ signal }), volume.class);
-      const unmet = unmetCapability([volumeCapability], { mode: volume.mode, sharing });
+      const unmet = unmetCapability([volumeCapability], await this.#provider.getInfo({ signal }), volume);
       if (unmet !== undefined) throw invalid(unmet);
     }
     const { size_bytes } = await this.#volumes.resize(volumeId, bytes, { signal });

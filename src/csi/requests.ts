@@ -64,7 +64,7 @@ export function specOf(
   if (Object.keys(request.mutableParameters).length > 0) throw invalid("there are no mutable parameters");
   const named = parameters[CLASS_PARAMETER];
   const mode = modeOf(volumeCapabilities);
-  const unmet = unmetCapability(volumeCapabilities, { mode, sharing: sharingOf(info, named) });
+  const unmet = unmetCapability(volumeCapabilities, info, { mode, class: named });
   if (unmet !== undefined) throw invalid(unmet);
   const fsType = fsTypeOf(volumeCapabilities);
   const zone = zoneOf(info, accessibilityRequirements);
@@ -134,16 +134,27 @@ const ONE_NODE: ReadonlySet<Mode> = new Set([
 export const isForOneNode = ({ accessMode }: VolumeCapability): boolean =>
   accessMode !== undefined && ONE_NODE.has(accessMode.mode);
 
-/** Why a volume cannot be what is asked of it; undefined when it can. */
+/** Whether the backend keeps a volume for one node also where its class is shared. */
+export const canExclude = ({ capabilities }: ProviderInfo): boolean => capabilities.includes("volumes.exclusive");
+
+/**
+ * Why a volume cannot be what is asked of it; undefined when it can.
+ *
+ * @throws ConnectError for a class that the backend does not have
+ */
 export function unmetCapability(
   capabilities: readonly VolumeCapability[],
-  { mode, sharing }: { mode: VolumeMode; sharing: VolumeClass["sharing"] },
+  info: ProviderInfo,
+  { mode, class: named }: { mode: VolumeMode; class?: string | undefined },
 ): string | undefined {
+  const sharing = sharingOf(info, named);
   for (const { accessMode, accessType } of capabilities) {
     const asked = accessType.case === "block" ? "block" : "filesystem";
     if (asked !== mode) return `the volume is of mode ${mode}, not ${asked}`;
     const access = accessMode?.mode ?? Mode.UNKNOWN;
     if (access === Mode.UNKNOWN) return "an access mode is missing";
+    if (ONE_NODE.has(access) && sharing !== "one" && !canExclude(info))
+      return `the backend shares volumes of this class, and keeps none for one node alone (volumes.exclusive), as ${Mode[access]} asks`;
     if (ONE_NODE.has(access) || sharing === "writers") continue;
     if (access === Mode.MULTI_NODE_READER_ONLY && sharing === "readers") continue;
     return `volumes of this class cannot be had in the access mode ${Mode[access]}`;
@@ -152,7 +163,7 @@ export function unmetCapability(
 }
 
 /** @throws ConnectError */
-export function sharingOf({ volumeClasses = [] }: ProviderInfo, named: string | undefined): VolumeClass["sharing"] {
+function sharingOf({ volumeClasses = [] }: ProviderInfo, named: string | undefined): VolumeClass["sharing"] {
   if (named === undefined) return volumeClasses[0]?.sharing ?? "one";
   const found = volumeClasses.find(({ name }) => name === named);
   if (found !== undefined) return found.sharing;

@@ -34,6 +34,7 @@ export const CAPABILITIES = {
   "volumes.persistent": "volumes that outlive machines, one machine at a time, fenced",
   "volumes.block": "persistent volumes as block devices",
   "volumes.clone": "a persistent volume that begins as a copy of another",
+  "volumes.exclusive": "a volume of a shared class kept for one owner's machines alone",
   "volumes.force_release": "a persistent volume taken from its machines, which are stopped for it",
   "volumes.host": "a path of the backend's host",
   "volumes.csi": "volumes that CSI drivers of the backend's host mount for one machine",

@@ -17,12 +17,14 @@ import {
   type PersistentVolume,
   type PersistentVolumeList,
   type PersistentVolumeSpec,
+  type ReservationOptions,
   type VolumeAttachment,
   type VolumeCapacity,
   type VolumeClass,
   type VolumeClaim,
   volumeClaims,
   type VolumeProvider,
+  type VolumeReservation,
 } from "./volume.ts";
 import { VolumeRoom } from "./volume-room.ts";
 
@@ -217,18 +219,19 @@ export class VolumeBook implements VolumeProvider {
   reserve(
     id: string,
     name: string,
-    { readOnly = false }: CallOptions & { readOnly?: boolean | undefined },
+    { readOnly = false, exclusive = false }: CallOptions & ReservationOptions,
   ): Promise<PersistentVolume> {
     return this.inTurn(id, () => {
       const record = this.#live(id);
-      const { reservations } = record.volume;
-      const own = reservations.find((each) => each.name === name);
-      if (own !== undefined) {
-        if (own.read_only === readOnly) return this.#view(record);
+      const own = record.volume.reservations.find((each) => each.name === name);
+      if (own !== undefined && own.read_only !== readOnly) {
         const as = own.read_only ? "read-only" : "to be written";
         throw new ProviderError("conflict", `volume ${id} is reserved for ${name} already, ${as}`);
       }
-      const reservation = { name, read_only: readOnly };
+      // What is exclusive stays it: a call from before, which comes late, lets nobody else in.
+      if (own !== undefined && (own.exclusive === true || !exclusive)) return this.#view(record);
+      const reservations = record.volume.reservations.filter((each) => each !== own);
+      const reservation = { name, read_only: readOnly, ...(exclusive && { exclusive }) };
       const other = reservations.find((each) => !this.#mayShare(record, [each, reservation]));
       if (other !== undefined) throw new ProviderError("in_use", `volume ${id} is reserved for ${other.name}`);
       const stranger = this.#options
@@ -356,7 +359,8 @@ export class VolumeBook implements VolumeProvider {
     if (holder !== undefined) throw heldBy(id, holder, field);
   }
 
-  #mayShare({ volume }: VolumeRecord, holders: readonly { read_only: boolean }[]): boolean {
+  #mayShare({ volume }: VolumeRecord, holders: readonly Pick<VolumeReservation, "read_only" | "exclusive">[]): boolean {
+    if (holders.some(({ exclusive }) => exclusive === true)) return false;
     const named = volume.class;
     // One that the configuration has no more says nothing: then one machine is right.
     const { sharing } =

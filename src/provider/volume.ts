@@ -24,6 +24,11 @@ export interface UnknownVolume {
   reason: string;
 }
 
+export interface ReservationOptions {
+  readOnly?: boolean | undefined;
+  exclusive?: boolean | undefined;
+}
+
 export interface PersistentVolumeList {
   items: PersistentVolume[];
   /** Absent: none. */
@@ -63,14 +68,11 @@ export interface VolumeProvider {
   /** Idempotent, leaves a tombstone. @throws ProviderError in_use, unavailable */
   delete(id: string, options: CallOptions): Promise<void>;
   /**
-   * Keeps it for machines that name the reservation. Idempotent.
+   * Keeps it for machines that name the reservation; with `exclusive` (capability `volumes.exclusive`) for these alone,
+   * whatever its class lets be shared. Idempotent.
    * @throws ProviderError not_found, gone, conflict, in_use, unavailable
    */
-  reserve(
-    id: string,
-    name: string,
-    options: CallOptions & { readOnly?: boolean | undefined },
-  ): Promise<PersistentVolume>;
+  reserve(id: string, name: string, options: CallOptions & ReservationOptions): Promise<PersistentVolume>;
   /**
    * Idempotent. With `force` (capability `volumes.force_release`) machines that have the volume by it are stopped at
    * once; it is released when nothing of them can write, and not before, all the same.

@@ -11,7 +11,14 @@ const CAPABILITIES: readonly Capability[] = [...MEMORY_CAPABILITIES, "restart_ru
 const ECHO = { command: ["sleep", "3600"], port: 7777 };
 
 /** A guest's are those of one VM, or gone with it. */
-const GUESTS_OWN = ["capacity", "images.prewarm", "volumes.clone", "volumes.force_release", "volumes.persistent"];
+const GUESTS_OWN = [
+  "capacity",
+  "images.prewarm",
+  "volumes.clone",
+  "volumes.exclusive",
+  "volumes.force_release",
+  "volumes.persistent",
+];
 
 test.each([
   ["that boot at once", { bootsAtOnce: true }],

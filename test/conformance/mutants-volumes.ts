@@ -212,6 +212,14 @@ export const VOLUME_MUTANTS: Record<string, Mutant> = {
     }),
   },
   "disks/writers-share-what-their-class-shares": forgetting("shared"),
+  "disks/exclusive-reservations-are-alone": storing((volumes) => ({
+    reserve: async (id, name, { exclusive, ...options }) =>
+      volumes.reserve(
+        id,
+        name,
+        isCase(await volumes.get(id, options), "exclusive") ? options : { ...options, exclusive },
+      ),
+  })),
   "disks/stats-tell-of-them": {
     provider: (sound) => ({
       getStats: async (options) => (await sound.getStats(options)).map(({ volumes: _untold, ...sample }) => sample),

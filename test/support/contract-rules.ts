@@ -75,6 +75,7 @@ const HOLDERS: readonly Holder[] = [
   { begins: "It never shrinks", checks: ["disks/grow-and-never-shrink"] },
   { begins: "Idempotent, and 204", where: "volumes", checks: ["disks/deletion-of-what-never-was"] },
   { begins: "Repeating it is safe; the same name", checks: ["disks/one-reservation-at-a-time"] },
+  { begins: "One that is `exclusive` must never", checks: ["disks/exclusive-reservations-are-alone"] },
   { begins: "Idempotent, also for a reservation", checks: ["disks/reservations-", "disks/released-only"] },
   { begins: "With `force` that is so as well", checks: ["disks/force-releases", "disks/force-stops-nobody"] },
   { begins: "Idempotent: the same id", where: "images", checks: ["images/replays-keep-one"] },

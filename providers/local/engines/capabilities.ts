@@ -19,6 +19,7 @@ export const PROCESS_CAPABILITIES: readonly Capability[] = [
   "volumes.files",
   "volumes.persistent",
   "volumes.clone",
+  "volumes.exclusive",
   "volumes.force_release",
   "patch_files",
 ];
@@ -40,6 +41,7 @@ export const OCI_CAPABILITIES: readonly Capability[] = [
 export const LOOP_VOLUME_CAPABILITIES: readonly Capability[] = [
   "volumes.persistent",
   "volumes.clone",
+  "volumes.exclusive",
   "volumes.force_release",
 ];
 

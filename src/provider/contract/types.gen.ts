@@ -331,7 +331,7 @@ export interface paths {
     get?: never;
     /**
      * Keep a volume for one owner's machines
-     * @description As long as a volume has reservations, only machines that name one of them get it. It has one at a time, unless its class says otherwise: a second one is `in_use`. So is the first one while a machine has the volume that does not name it. Repeating it is safe; the same name with another `read_only` is `conflict`. vmlet's are names of nodes.
+     * @description As long as a volume has reservations, only machines that name one of them get it. It has one at a time, unless its class says otherwise: a second one is `in_use`. So is the first one while a machine has the volume that does not name it. Repeating it is safe; the same name with another `read_only` is `conflict`. vmlet's are names of nodes. One that is `exclusive` must never be there beside another one, whatever the class says: whichever of the two comes second is `in_use`.
      */
     put: operations["reserveVolume"];
     post?: never;
@@ -585,6 +585,7 @@ export interface components {
        *     | `volumes.persistent` | volumes that outlive machines, one machine at a time, fenced |
        *     | `volumes.block` | persistent volumes as block devices |
        *     | `volumes.clone` | a persistent volume that begins as a copy of another |
+       *     | `volumes.exclusive` | a volume of a shared class kept for one owner's machines alone |
        *     | `volumes.force_release` | a persistent volume taken from its machines, which are stopped for it |
        *     | `volumes.host` | a path of the backend's host |
        *     | `volumes.csi` | volumes that CSI drivers of the backend's host mount for one machine |
@@ -1670,10 +1671,14 @@ export interface components {
     VolumeReservationRequest: {
       /** @description Machines that name it have to have the volume read-only. */
       read_only?: boolean;
+      /** @description No other reservation besides it, also where the class is shared: the volume was claimed for one node. One that is there becomes exclusive when it is asked for again as such, where it is the only one, and stays it until it is given back. Capability `volumes.exclusive`. */
+      exclusive?: boolean;
     };
     VolumeReservation: {
       name: components["schemas"]["Name"];
       read_only: boolean;
+      /** @description Absent: it is not. */
+      exclusive?: boolean;
     };
     /** @description That a machine has the volume, or may still write to it. */
     VolumeAttachment: {
@@ -2625,4 +2630,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: a236ef0cdc90120553dc2224e762a43a691dbfe8a2e2b1558f77f32e34a1c088
+// sha256 of openapi.yaml: 041f94fcc81f8b6be8d565e6b3d07def9c4b97dd6b9bf5fb3ef1bbce4d0e9419

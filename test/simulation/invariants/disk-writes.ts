@@ -11,9 +11,14 @@ export interface NodeWriter {
   asked: ReadonlyMap<string, number>;
 }
 
-/** V1, at the birth of a machine that has a volume. @throws Violation */
-export function judgeSoleOwner(holders: readonly VolumeAttachment[], isReserved: boolean): void {
-  if (holders.length > 1) throw new Violation("V1", "two machines have one volume");
+/** V1, at the birth of a machine that has a volume; one that is shared is had by machines of one node. @throws Violation */
+export function judgeSoleOwner(
+  holders: readonly VolumeAttachment[],
+  { isReserved, isShared }: { isReserved: boolean; isShared: boolean },
+): void {
+  if (!isShared && holders.length > 1) throw new Violation("V1", "two machines have one volume");
+  if (new Set(holders.map(({ reservation }) => reservation)).size > 1)
+    throw new Violation("V1", "machines of two nodes have a volume that is claimed for one");
   if (!isReserved) throw new Violation("V2", "a machine has a volume that was detached from its node");
 }
 

@@ -53,6 +53,13 @@ export const VOLUMES: readonly Mutant[] = [
     world: { noReservations: true },
   },
   {
+    name: "a volume that is claimed for one node is reserved for two, where its class is shared",
+    rule,
+    scenario,
+    caughtAs: "V1 machines of two nodes have a volume that is claimed for one",
+    world: { sharesReserved: true },
+  },
+  {
     name: "a volume that is taken by force is free before its machine is over",
     rule,
     scenario,

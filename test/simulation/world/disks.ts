@@ -14,22 +14,36 @@ import { isOver, type MachineSpec } from "../../../src/provider/machine.ts";
 import { clusterPrefix, LABEL_CLUSTER } from "../../../src/provider/owner.ts";
 import type { Provider } from "../../../src/provider/provider.ts";
 import { VolumeBook } from "../../../src/provider/volume-book.ts";
-import { type PersistentVolume, type VolumeAttachment, volumeClaims } from "../../../src/provider/volume.ts";
+import {
+  type PersistentVolume,
+  type VolumeAttachment,
+  type VolumeClass,
+  type VolumeProvider,
+  volumeClaims,
+} from "../../../src/provider/volume.ts";
 import { judgeDetached, judgeNodeWrite, judgeSoleOwner, type NodeWriter } from "../invariants/disk-writes.ts";
 import { pick } from "../seeded.ts";
 import { Violation } from "../violation.ts";
 import type { Json } from "./api-server.ts";
 import { CLUSTER, NODE, OTHER_NODE, uidOf } from "./names.ts";
-import type { World } from "./world.ts";
+import type { World, WorldFlaws } from "./world.ts";
 
 export const CLAIM_NAME = "data";
 const NODES = [NODE, OTHER_NODE] as const;
 const SIZE = 2 ** 30;
+/** A class whose volumes several machines may have, and which are claimed for one node all the same. */
+const SHARED = "shared";
+const CLASSES: readonly VolumeClass[] = [
+  { name: "local", sharing: "one" },
+  { name: SHARED, sharing: "writers" },
+];
 /** Of a VolumeAttachment's steps: how often its controller dies before it has written down what it did. */
 const CRASH_SHARE = 0.15;
 /** How often a volume is detached whatever its Node says: the node counts as lost. */
 const FORCE_SHARE = 0.03;
-/** Of those: how often it is by its owner's word. */
+/** How often a volume is attached though it is elsewhere: by a controller that has not seen it, or has lost its lead. */
+const DOUBLE_SHARE = 0.1;
+/** Of those that are detached whatever their Node says: how often it is by its owner's word. */
 const OUT_OF_SERVICE_SHARE = 0.5;
 
 /** What a Node says of volumes, by their handles. */
@@ -83,6 +97,7 @@ export class DiskWorld {
     this.#book = new VolumeBook({
       clock,
       fsTypes: ["ext4"],
+      classes: CLASSES,
       attachments: (id) => this.holders(id),
       stop: (machine) => this.#takeFrom(machine),
       contents: {
@@ -100,16 +115,13 @@ export class DiskWorld {
           state: "available" as const,
           size_bytes: SIZE,
           mode: "filesystem" as const,
+          class: pick(world.random, CLASSES).name,
           created_at: new Date(world.now).toISOString(),
           reservations: [],
         },
       })),
     });
-    const provider = {
-      volumes: this.#book,
-      getInfo: () =>
-        Promise.resolve({ name: "toy", version: "0", capabilities: ["volumes.persistent", "volumes.force_release"] }),
-    } as unknown as Provider;
+    const provider = backendOf(this.#book, world.flaws);
     const isOutOfService = (node: string) =>
       Promise.resolve([...this.attachments.values()].some((each) => each.node === node && each.outOfService));
     this.#csi = new ControllerService({ provider, clusterId: CLUSTER, isOutOfService });
@@ -130,11 +142,11 @@ export class DiskWorld {
   /** To be called when a machine has been made. @throws Violation */
   judgeBirth(spec: MachineSpec): void {
     for (const { claim } of volumeClaims(spec)) {
-      const reserved = this.#book.record(claim.volume)!.volume.reservations;
-      judgeSoleOwner(
-        this.#trueHolders(claim.volume),
-        reserved.some(({ name }) => name === claim.reservation),
-      );
+      const { reservations, class: named } = this.#book.record(claim.volume)!.volume;
+      judgeSoleOwner(this.#trueHolders(claim.volume), {
+        isReserved: reservations.some(({ name }) => name === claim.reservation),
+        isShared: named === SHARED,
+      });
     }
   }
 
@@ -308,8 +320,9 @@ export class DiskWorld {
   }
 
   #beginSteps(handle: string, node: string): (() => void)[] {
+    if (!this.#isWanted(handle, node)) return [];
     const isTaken = NODES.some((each) => this.attachmentOf(handle, each) !== undefined);
-    if (isTaken || !this.#isWanted(handle, node)) return [];
+    if (isTaken && this.#world.random() > DOUBLE_SHARE) return [];
     const fresh = {
       handle,
       node,
@@ -454,6 +467,23 @@ export class DiskWorld {
     const hasClaim = spec.volumes?.some((each: Json) => each.persistentVolumeClaim !== undefined);
     return hasClaim ? this.#namespaces.get(metadata.namespace) : undefined;
   }
+}
+
+/** The backend, as the CSI controller has it. */
+function backendOf(book: VolumeBook, { sharesReserved }: WorldFlaws): Provider {
+  const volumes: Pick<VolumeProvider, "get" | "reserve" | "release"> = {
+    get: (id, options) => book.get(id, options),
+    reserve: (id, name, { exclusive, ...rest }) =>
+      book.reserve(id, name, { ...rest, exclusive: sharesReserved === true ? false : exclusive }),
+    release: (id, name, options) => book.release(id, name, options),
+  };
+  const info = {
+    name: "toy",
+    version: "0",
+    capabilities: ["volumes.persistent", "volumes.exclusive", "volumes.force_release"],
+    volumeClasses: CLASSES,
+  };
+  return { volumes, getInfo: () => Promise.resolve(info) } as unknown as Provider;
 }
 
 /** As the attach-detach controller names it. */

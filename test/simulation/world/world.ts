@@ -26,6 +26,8 @@ export interface WorldFlaws {
   noReservations?: boolean;
   /** A machine that is told to stop, for its volume is taken by force, counts as one that has it no more. */
   believesForce?: boolean;
+  /** A volume of a shared class is reserved for whoever asks, also where one node is to have it. */
+  sharesReserved?: boolean;
   /** CSI's attacher takes a refusal for an answer. */
   believesRelease?: boolean;
 }

@@ -23,6 +23,7 @@ test("a cloud has no volumes or images of its guests: they are gone with their V
     "volumes.persistent",
     "volumes.block",
     "volumes.clone",
+    "volumes.exclusive",
     "volumes.force_release",
     "images.prewarm",
   ] as const)

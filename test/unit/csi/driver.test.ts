@@ -170,6 +170,47 @@ describe("publishing", () => {
     },
   );
 
+  test("to one node that a kill breaks off leaves nothing that keeps a second node out for longer", async () => {
+    const kill = { isDue: false };
+    const { make, publish, controller, memory } = await setup({
+      // The reply to what the backend has done is lost, and the driver that waited for it does nothing more.
+      faults: (operation) => {
+        if (!kill.isDue) return undefined;
+        return operation === "reserveVolume" ? { kind: "lost" } : { kind: "fail", code: "unavailable" };
+      },
+    });
+    const volumeId = await make("pvc-1", SHARED);
+    const killed = async (node: string) => {
+      const reserve = memory.volumes.reserve.bind(memory.volumes);
+      const spy = vi.spyOn(memory.volumes, "reserve").mockImplementationOnce((...call) => {
+        kill.isDue = true;
+        return reserve(...call);
+      });
+      expect(await codeOf(publish(volumeId, node))).not.toBe("ok");
+      kill.isDue = false;
+      spy.mockRestore();
+    };
+    await killed(NODE_A);
+    await killed(NODE_B);
+    await publish(volumeId, NODE_A);
+    const { reservations } = await memory.volumes.get(volumeId, { signal });
+    expect(reservations).toEqual([{ name: NODE_A, read_only: false, exclusive: true }]);
+    await controller.controllerUnpublishVolume({ volumeId, nodeId: NODE_A });
+    await publish(volumeId, NODE_B);
+  });
+
+  test("to one node is refused where the backend shares the class, and keeps no volume of it for one", async () => {
+    const { publish, controller, memory } = await setup({ capabilities: ["volumes.persistent"] });
+    const request = { name: "pvc-1", ...SHARED, volumeCapabilities: [mounted()] };
+    await expect(controller.createVolume(request)).rejects.toMatchObject({ code: Code.InvalidArgument });
+    const many = mounted(Mode.MULTI_NODE_MULTI_WRITER);
+    const { volume } = await controller.createVolume({ ...request, volumeCapabilities: [many] });
+    const { volumeId } = volume!;
+    await expect(publish(volumeId, NODE_A)).rejects.toThrow("volumes.exclusive");
+    expect((await memory.volumes.get(volumeId, { signal })).reservations).toEqual([]);
+    await publish(volumeId, NODE_A, { volumeCapability: many });
+  });
+
   test("keeps a volume for one node, and another node is refused until it is given back", async () => {
     const { make, publish, controller } = await setup();
     const volumeId = await make();

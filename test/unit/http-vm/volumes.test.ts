@@ -56,8 +56,8 @@ test("a volume's life comes through as it is", async () => {
   const made = await volumes.create("disk", spec, { signal });
   expect(made).toEqual(await memory.volumes.get("disk", { signal }));
   expect(await volumes.resize("disk", 2048, { signal })).toMatchObject({ size_bytes: 2048 });
-  expect(await volumes.reserve("disk", "node-a", { signal, readOnly: true })).toMatchObject({
-    reservations: [{ name: "node-a", read_only: true }],
+  expect(await volumes.reserve("disk", "node-a", { signal, readOnly: true, exclusive: true })).toMatchObject({
+    reservations: [{ name: "node-a", read_only: true, exclusive: true }],
   });
   await expect(volumes.delete("disk", { signal })).rejects.toMatchObject({ code: "in_use" });
   await volumes.release("disk", "node-a", { signal });
@@ -75,6 +75,14 @@ test("a release by force stops the machine that has the volume, and is done when
   await vi.waitFor(() => volumes.release("disk", "node-a", { signal, force: true }));
   expect(await client.getPod("m", { signal })).toMatchObject({ state: "stopped" });
   expect(await volumes.get("disk", { signal })).toMatchObject({ reservations: [], attachments: [] });
+});
+
+test("an exclusive reservation is refused by a backend that lacks it, and nothing is reserved", async () => {
+  const { call, volumes } = await setup(undefined, { capabilities: ["volumes.persistent"] });
+  await volumes.create("disk", spec, { signal });
+  const { status, body } = await call("PUT", "/v1/volumes/disk/reservations/node-a", { exclusive: true });
+  expect([status, body.error?.field]).toEqual([501, "exclusive"]);
+  expect((await volumes.get("disk", { signal })).reservations).toEqual([]);
 });
 
 test("a release by force is refused by a backend that lacks it, and stops nothing", async () => {

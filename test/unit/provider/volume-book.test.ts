@@ -2,7 +2,13 @@
 import { describe, expect, test } from "vitest";
 import { ProviderError } from "../../../src/provider/errors.ts";
 import type { ContainerSpec, MachineSpec } from "../../../src/provider/machine.ts";
-import type { PersistentVolumeSpec, VolumeAttachment, VolumeClaim } from "../../../src/provider/volume.ts";
+import type {
+  PersistentVolume,
+  PersistentVolumeSpec,
+  VolumeAttachment,
+  VolumeClaim,
+  VolumeClass,
+} from "../../../src/provider/volume.ts";
 import { VolumeBook, type VolumeBookOptions, type VolumeRecord } from "../../../src/provider/volume-book.ts";
 import { systemClock } from "../../../src/util/clock.ts";
 import { settle, VirtualClock } from "../../support/virtual-clock.ts";
@@ -304,6 +310,65 @@ describe("a reservation", () => {
     await book.create("disk", spec(), options);
     await book.reserve("disk", "node-a", { ...options, readOnly: true });
     await expect(book.reserve("disk", "node-a", options)).rejects.toEqual(code("conflict"));
+  });
+
+  describe("that is exclusive, of a volume of a shared class,", () => {
+    const classes: VolumeClass[] = [{ name: "shared", sharing: "writers" }];
+    const namesIn = ({ reservations }: PersistentVolume) => reservations.map(({ name }) => name);
+
+    test("is the only one, whichever of two comes first", async () => {
+      for (const [first, second] of [
+        [true, true],
+        [true, false],
+        [false, true],
+      ]) {
+        const { book } = setup({ classes });
+        await book.create("disk", spec(), options);
+        await book.reserve("disk", "a", { ...options, exclusive: first });
+        await expect(book.reserve("disk", "b", { ...options, exclusive: second })).rejects.toEqual(code("in_use"));
+        expect(namesIn(await book.get("disk", options))).toEqual(["a"]);
+        await book.release("disk", "a", options);
+        expect(namesIn(await book.reserve("disk", "b", { ...options, exclusive: second }))).toEqual(["b"]);
+      }
+    });
+
+    test("is not had while a machine has the volume without it", async () => {
+      const { book, attach, holders } = setup({ classes });
+      await book.create("disk", spec(), options);
+      attach("disk");
+      const reserve = () => book.reserve("disk", "a", { ...options, exclusive: true });
+      await expect(reserve()).rejects.toEqual(code("in_use"));
+      holders.length = 0;
+      await reserve();
+    });
+
+    test("lets several machines that name it have the volume, as pods of one node do", async () => {
+      const { book, attach } = setup({ classes });
+      await book.create("disk", spec(), options);
+      await book.reserve("disk", "a", { ...options, exclusive: true });
+      attach("disk", { reservation: "a" });
+      book.assertClaimable(machine({ reservation: "a" }));
+      expect(() => book.assertClaimable(machine({ reservation: "b" }))).toThrow(code("in_use"));
+    });
+
+    test("is what one becomes that is there alone, for later lives too, and no late call makes it less", async () => {
+      const { book, open } = setup({ classes });
+      await book.create("disk", spec(), options);
+      for (const exclusive of [false, true, true, false]) await book.reserve("disk", "a", { ...options, exclusive });
+      const next = open({ classes });
+      expect((await next.get("disk", options)).reservations).toEqual([
+        { name: "a", read_only: false, exclusive: true },
+      ]);
+      await expect(next.reserve("disk", "b", options)).rejects.toEqual(code("in_use"));
+    });
+
+    test("is not what one becomes that is there beside another", async () => {
+      const { book } = setup({ classes });
+      await book.create("disk", spec(), options);
+      for (const name of ["a", "b"]) await book.reserve("disk", name, options);
+      await expect(book.reserve("disk", "a", { ...options, exclusive: true })).rejects.toEqual(code("in_use"));
+      expect(namesIn(await book.get("disk", options))).toEqual(["a", "b"]);
+    });
   });
 
   test("that is given back by force stops the machines that have the volume by it, and no others", async () => {

@@ -16,6 +16,12 @@ async function volumesOf({ provider }: RouteContext, { signal }: Exchange): Prom
   return provider.volumes;
 }
 
+/** @throws ProviderError unsupported */
+async function requireCapable({ provider }: RouteContext, exchange: Exchange, ...needs: Requirement[]): Promise<void> {
+  const { capabilities } = await provider.getInfo({ signal: exchange.workSignal });
+  assertCapable(needs, capabilities);
+}
+
 export async function putVolume(context: RouteContext, exchange: Exchange): Promise<void> {
   new Query(exchange.query, []);
   const id = volumeId(exchange);
@@ -26,10 +32,7 @@ export async function putVolume(context: RouteContext, exchange: Exchange): Prom
     ...(spec.mode === "block" ? [{ capability: "volumes.block", field: "mode" } as const] : []),
     ...(spec.source === undefined ? [] : [{ capability: "volumes.clone", field: "source" } as const]),
   ];
-  if (needs.length > 0) {
-    const { capabilities } = await context.provider.getInfo({ signal: exchange.workSignal });
-    assertCapable(needs, capabilities);
-  }
+  if (needs.length > 0) await requireCapable(context, exchange, ...needs);
   sendJson(exchange.response, 200, volumeJson(await volumes.create(id, spec, { signal: exchange.workSignal })));
 }
 
@@ -79,7 +82,10 @@ export async function reserveVolume(context: RouteContext, exchange: Exchange): 
   const name = reservationName(exchange);
   const volumes = await volumesOf(context, exchange);
   const body = await readJson(exchange.request, "VolumeReservationRequest", context.limits.bodyBytes);
-  const reserved = await volumes.reserve(id, name, { signal: exchange.workSignal, readOnly: body.read_only });
+  const { read_only: readOnly, exclusive } = body;
+  if (exclusive === true)
+    await requireCapable(context, exchange, { capability: "volumes.exclusive", field: "exclusive" });
+  const reserved = await volumes.reserve(id, name, { signal: exchange.workSignal, readOnly, exclusive });
   sendJson(exchange.response, 200, volumeJson(reserved));
 }
 
@@ -88,10 +94,7 @@ export async function releaseVolume(context: RouteContext, exchange: Exchange): 
   const id = volumeId(exchange);
   const name = reservationName(exchange);
   const volumes = await volumesOf(context, exchange);
-  if (force) {
-    const { capabilities } = await context.provider.getInfo({ signal: exchange.workSignal });
-    assertCapable([{ capability: "volumes.force_release", field: "force" }], capabilities);
-  }
+  if (force) await requireCapable(context, exchange, { capability: "volumes.force_release", field: "force" });
   await volumes.release(id, name, { signal: exchange.workSignal, force });
   sendNothing(exchange.response);
 }

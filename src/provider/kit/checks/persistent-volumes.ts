@@ -503,6 +503,38 @@ export const PERSISTENT_VOLUME_CHECKS: readonly Check[] = [
     },
   },
   {
+    name: "disks/exclusive-reservations-are-alone",
+    needs: [...NEEDS, "volumes.exclusive"],
+    skip: (context) => (sharedClassOf(context) === undefined ? "no class of volumes has several writers" : undefined),
+    why: "A database whose volume happens to be of a shared class would be started on two nodes.",
+    async run(context: CheckContext) {
+      const { id: volume } = await made(context, "exclusive", { class: sharedClassOf(context)! });
+      const reserve = (name: string, exclusive: boolean) =>
+        volumesOf(context).reserve(volume, name, { signal: context.signal, exclusive });
+      for (const [first, second] of [
+        [true, true],
+        [true, false],
+        [false, true],
+      ] as const) {
+        await reserve("node-a", first);
+        await context.expectCode(
+          reserve("node-b", second),
+          "in_use",
+          `a reservation (exclusive: ${second}) beside another one (exclusive: ${first})`,
+        );
+        await volumesOf(context).release(volume, "node-a", { signal: context.signal });
+      }
+      await reserve("node-a", false);
+      await reserve("node-a", true);
+      const { reservations } = await reserve("node-a", false);
+      context.expect(
+        reservations.length === 1 && reservations[0]?.exclusive === true,
+        "one reservation, exclusive since it was asked for as such",
+        `they are ${JSON.stringify(reservations)}`,
+      );
+    },
+  },
+  {
     name: "disks/stats-tell-of-them",
     needs: [...NEEDS, "stats"],
     why: "Whoever is to add room has to see that it runs out.",
