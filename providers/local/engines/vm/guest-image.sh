@@ -2,12 +2,15 @@
 # Makes the guest of the engine vm from Debian packages: vmlinux (kernel, uncompressed, booted by its PVH note), base.cpio
 # (initramfs: busybox, crun, kernel modules, guest/*), programs for the host (frequency, jail, read-only.so), packages (what
 # it was made of), version (hash of the guest) and sums (hashes of all). Nothing is installed: packages are downloaded and
-# unpacked, tcc too, which compiles *.c. Usage: guest-image.sh FOLDER
+# unpacked, tcc too, which compiles *.c. The same packages and the same C library of this host give the same guest.
+# Usage: guest-image.sh FOLDER
 # Needs: apt-get, dpkg-deb, lz4, cpio, as, ld, nm and strip (binutils), ldd.
 set -euo pipefail
 out=$1
 here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$out"
+# Modes are a part of it, whoever makes it.
+umask 022
 work=$(mktemp -d "$out/.build-XXXXXX")
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/debs" "$work/pkg" "$work/root"
