@@ -75,6 +75,8 @@ export async function buildGuestImage(output: string, options: GuestImageOptions
   if (first !== undefined) throw new ConfigError(`no image can be made here: ${first.problem}; ${first.cure}`);
   const folder = await mkdtemp(join(tmpdir(), "vmlet-image-"));
   const draft = `${output}.${process.pid}`;
+  // Modes are a part of it.
+  const umask = process.umask(0o022);
   try {
     const root = join(folder, "rootfs");
     await mkdir(root);
@@ -100,6 +102,7 @@ export async function buildGuestImage(output: string, options: GuestImageOptions
     await archive(draft, folder, ["metadata.yaml", "rootfs"], options);
     await rename(draft, output);
   } finally {
+    process.umask(umask);
     await rm(draft, { force: true });
     await rm(folder, { recursive: true, force: true });
   }
