@@ -27,8 +27,10 @@ ARG SOURCE_DATE_EPOCH=0
 RUN SOURCE_DATE_EPOCH=$SOURCE_DATE_EPOCH npm run assemble -- /image
 
 # containerd of engine cri and runc of both engines. Debian's containerd is older than 2.0, its runc has no user namespaces
-# for volumes. The modules pin them; no script of theirs runs.
+# for volumes. The modules pin them; no script of theirs runs. Another Go than this fetches it, for which it has a checksum;
+# without their build's id programs are the same wherever they are built.
 FROM ${GO_IMAGE} AS runtime
+ENV GOTOOLCHAIN=go1.26.8
 ARG BACKEND_IMAGE
 ARG GO_IMAGE
 RUN for image in "$BACKEND_IMAGE" "$GO_IMAGE"; do \
@@ -38,10 +40,10 @@ RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-de
 COPY helm/runtime /runtime
 RUN cd /runtime/containerd \
  && CGO_ENABLED=0 go build -trimpath -tags "no_btrfs no_devmapper no_zfs" \
-      -ldflags "-s -w -X github.com/containerd/containerd/v2/version.Version=v2.2.0" -o /runtime/bin/ \
+      -ldflags "-s -w -buildid= -X github.com/containerd/containerd/v2/version.Version=v2.2.0" -o /runtime/bin/ \
       github.com/containerd/containerd/v2/cmd/containerd github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2
 RUN cd /runtime/runc \
- && CGO_ENABLED=1 go build -trimpath -tags seccomp -ldflags "-s -w -X main.version=1.3.3" -o /runtime/bin/ \
+ && CGO_ENABLED=1 go build -trimpath -tags seccomp -ldflags "-s -w -buildid= -X main.version=1.3.3" -o /runtime/bin/ \
       github.com/opencontainers/runc
 
 FROM ${BACKEND_IMAGE} AS backend

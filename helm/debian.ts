@@ -16,19 +16,37 @@ export interface DebianOptions {
   architecture: Architecture;
   packages: readonly string[];
   /**
-   * `alone`: those packages and no other, as what they hold is only read. `system`: with all that they depend on and
-   * what every Debian has.
+   * `alone`: those packages and no other, as what they hold is only read. `with dependencies`: to be compiled against.
+   * `system`: with all that they depend on and what the smallest Debian has, to be run.
    */
-  kind: "alone" | "system";
+  kind: "alone" | "with dependencies" | "system";
 }
 
 const SUITE = "bookworm";
+/** By apt's patterns: what debian:bookworm-slim is made of. */
+const SMALLEST = ["?essential", "~prequired"];
 /** Read by people only, who do not read them in a container. Copyrights stay. */
 const FOR_PEOPLE = ["bash-completion", "bug", "doc-base", "info", "lintian", "locale", "man", "menu"];
 /** As every system of Debian 12 has them: what is in `/bin` is in `/usr/bin`. */
 const MERGED: Record<Architecture, string[]> = {
   amd64: ["bin", "sbin", "lib", "lib64"],
   arm64: ["bin", "sbin", "lib"],
+};
+/** Made by the scripts of base-files, which are not run. */
+const FOLDERS = [
+  ...["media", "mnt", "opt", "srv", "run/lock", "var/opt", "usr/local/share/ca-certificates"],
+  ...["bin", "etc", "games", "include", "lib", "sbin", "src"].map((each) => `usr/local/${each}`),
+];
+const LINKS = { "var/run": "/run", "var/lock": "/run/lock" };
+/** Which program has this name, where packages have several for it: what update-alternatives chooses. */
+const ALTERNATIVES: Record<string, string> = {
+  ...{ "usr/bin/awk": "/usr/bin/mawk", "usr/bin/nawk": "/usr/bin/mawk", "usr/bin/pager": "/bin/more" },
+  ...{ "usr/bin/which": "/usr/bin/which.debianutils", "usr/sbin/rmt": "/usr/sbin/rmt-tar" },
+  ...Object.fromEntries(
+    ["arptables", "ebtables", "iptables", "ip6tables"].flatMap((name) =>
+      ["", "-save", "-restore"].map((verb) => [`usr/sbin/${name}${verb}`, `/usr/sbin/${name}-nft${verb}`]),
+    ),
+  ),
 };
 const ROOT = "root:x:0:0:root:/root:/sbin/nologin\n";
 const USERS = `${ROOT}nobody:x:65534:65534:nobody:/nonexistent:/sbin/nologin\nnonroot:x:65532:65532:nonroot:/home/nonroot:/sbin/nologin\n`;
@@ -38,20 +56,23 @@ const GROUPS = "root:x:0:\ntty:x:5:\nstaff:x:50:\nnobody:x:65534:\nnonroot:x:655
 export async function debianTree({ folder, architecture, packages, kind }: DebianOptions): Promise<void> {
   const debs = await mkdtemp(join(tmpdir(), "vmlet-packages-"));
   try {
-    download(debs, { architecture, wanted: kind === "system" ? [...packages, "?essential"] : packages });
+    download(debs, { architecture, wanted: kind === "system" ? [...packages, ...SMALLEST] : packages });
     for (const link of MERGED[architecture]) {
       await mkdir(join(folder, "usr", link), { recursive: true });
       await symlink(`usr/${link}`, join(folder, link));
     }
     for (const file of (await readdir(debs)).toSorted())
-      if (kind === "system" || packages.includes(file.split("_")[0]!)) await unpack(join(debs, file), folder);
+      if (kind !== "alone" || packages.includes(file.split("_")[0]!)) await unpack(join(debs, file), folder);
   } finally {
     await rm(debs, { recursive: true });
   }
   await configure(folder);
   for (const name of FOR_PEOPLE) await rm(join(folder, "usr/share", name), { recursive: true, force: true });
   for (const file of await filesIn(join(folder, "usr/share/doc"))) if (basename(file) !== "copyright") await rm(file);
-  if (kind === "system") return;
+  if (kind === "system") await configureSystem(folder);
+  // Its groups are not kept, and everything there runs as root: a program that makes others root is of no use.
+  run("find", [folder, "-perm", "/6000", "-exec", "chmod", "a-s", "{}", "+"]);
+  if (kind !== "alone") return;
   // What is alone has no program: scripts of what is left out are of no use.
   for (const programs of ["usr/bin", "usr/sbin"]) {
     await rm(join(folder, programs), { recursive: true, force: true });
@@ -86,7 +107,24 @@ export function unpackArchive(deb: string, folder: string): void {
   run("bash", ["-c", pipe, "bash", deb, folder]);
 }
 
-/** What the packages' scripts do of which anything here is used. */
+/** What those scripts do that make a system of packages. */
+async function configureSystem(folder: string): Promise<void> {
+  for (const each of FOLDERS) await mkdir(join(folder, each), { recursive: true });
+  for (const [link, target] of Object.entries(LINKS)) {
+    // Of a package that was made for the link. Not before: what is unpacked would go through it, to this host's /run.
+    await rm(join(folder, link), { recursive: true, force: true });
+    await symlink(target, join(folder, link));
+  }
+  await mkdir(join(folder, "etc/alternatives"), { recursive: true });
+  for (const [link, target] of Object.entries(ALTERNATIVES)) {
+    if (!(await isThere(join(folder, target)))) continue;
+    const chosen = `/etc/alternatives/${basename(link)}`;
+    await symlink(target, join(folder, chosen));
+    await symlink(chosen, join(folder, link));
+  }
+}
+
+/** What scripts of packages do of which anything here is used. */
 async function configure(folder: string): Promise<void> {
   const authorities = (await Array.fromAsync(glob(join(folder, "usr/share/ca-certificates/**/*.crt")))).toSorted();
   const certificates = await Promise.all(authorities.map((file) => readFile(file, "utf8")));

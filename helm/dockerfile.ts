@@ -24,6 +24,15 @@ export interface StageTree {
   copies: { stage: string; source: string; target: string }[];
 }
 
+/** How the stage `runtime` makes programs. */
+export interface StageBuild {
+  /** Debian's packages that it takes. */
+  packages: string[];
+  /** For a shell. They read below /runtime, and write below /runtime/bin. */
+  commands: string[];
+  env: Record<string, string>;
+}
+
 const path = join(import.meta.dirname, "../Dockerfile");
 
 /** @throws Error where there is no such stage */
@@ -47,8 +56,7 @@ export function runConfigOf(stage: readonly Instruction[]): RunConfig {
     else if (name === "CMD") config.Cmd = JSON.parse(value) as string[];
     else if (name === "EXPOSE")
       config.ExposedPorts = Object.fromEntries(value.split(" ").map((port) => [`${port}/tcp`, {}]));
-    else if (!["FROM", "ARG", "RUN", "COPY"].includes(name))
-      throw new Error(`Dockerfile: ${name} ${value}: not known here; teach helm/dockerfile.ts what it does`);
+    else if (!["FROM", "ARG", "RUN", "COPY"].includes(name)) throw unknown({ name, value });
   }
   return config;
 }
@@ -58,14 +66,40 @@ export function treeOf(stage: readonly Instruction[]): StageTree {
   const tree: StageTree = { packages: [], copies: [] };
   for (const { name, value } of stage) {
     const copied = /^--from=(\S+) (\S+) (\S+)$/.exec(value);
-    const installed = /^apt-get update[\s\\]+&& apt-get install --yes --no-install-recommends ((?:[^&]|\\\n)+)/.exec(
-      value,
-    );
-    if (name === "RUN" && installed !== null) tree.packages.push(...installed[1]!.match(/[a-z][\w.+-]+/g)!);
+    const installed = installedBy({ name, value });
+    if (installed !== undefined) tree.packages.push(...installed);
     else if (name === "COPY" && copied !== null)
       tree.copies.push({ stage: copied[1]!, source: copied[2]!, target: copied[3]! });
-    else if (name === "RUN" || name === "COPY")
-      throw new Error(`Dockerfile: ${name} ${value}: not known here; teach helm/dockerfile.ts what it does`);
+    else if (name === "RUN" || name === "COPY") throw unknown({ name, value });
   }
   return tree;
 }
+
+/** @throws Error for an instruction of another form than those that the Dockerfile has */
+export function buildOf(stage: readonly Instruction[]): StageBuild {
+  const build: StageBuild = { packages: [], commands: [], env: {} };
+  for (const { name, value } of stage) {
+    const installed = installedBy({ name, value });
+    const set = /^(\w+)=(\S+)$/.exec(value);
+    if (installed !== undefined) build.packages.push(...installed);
+    else if (name === "RUN" && value.startsWith("cd /runtime/")) build.commands.push(value);
+    else if (name === "ENV" && set !== null) build.env[set[1]!] = set[2]!;
+    else if (!isOfBases({ name, value })) throw unknown({ name, value });
+  }
+  return build;
+}
+
+function installedBy({ name, value }: Instruction): string[] | undefined {
+  const list = /^apt-get update[\s\\]+&& apt-get install --yes --no-install-recommends ((?:[^&]|\\\n)+)/.exec(value);
+  return name === "RUN" && list !== null ? list[1]!.match(/[a-z][\w.+-]+/g)! : undefined;
+}
+
+/** What says of which images a stage is made, and where the sources of its programs are. */
+const isOfBases = ({ name, value }: Instruction): boolean =>
+  name === "FROM" ||
+  name === "ARG" ||
+  (name === "RUN" && value.startsWith("for image in ")) ||
+  (name === "COPY" && value === "helm/runtime /runtime");
+
+const unknown = ({ name, value }: Instruction): Error =>
+  new Error(`Dockerfile: ${name} ${value}: not known here; teach helm/dockerfile.ts what it does`);

@@ -1,20 +1,26 @@
 /**
- * Makes vmlet's images without a container engine: `npm run image -- FOLDER [--platforms amd64,arm64] [--images NAME]`.
+ * Makes vmlet's images without a container engine:
+ *
+ *     npm run image -- FOLDER [--platforms amd64,arm64] [--images vmlet,vmlet-backend]
+ *
  * FOLDER, which is absent, empty or an older layout, becomes an OCI layout;
  * `skopeo copy --all oci:FOLDER:vmlet docker://REGISTRY/vmlet:VERSION` pushes one of it.
  *
  * The Dockerfile says what is in them: its stages are read from it, the tree is that of assemble.ts, and the base is
- * made of Debian's packages where the Dockerfile is given one by digest. Reproducible: the same checkout, lock file and
- * state of Debian's archive give the same digests, on any machine and for any $SOURCE_DATE_EPOCH (default 0).
+ * made of Debian's packages where the Dockerfile is given one by digest; runtime.ts builds the backend's programs.
+ * Reproducible: the same checkout, lock file and state of Debian's archive give the same digests, on any machine and
+ * for any $SOURCE_DATE_EPOCH (default 0); of the backend's with the same compiler of C, Debian 12's.
  */
+import { accessSync, constants } from "node:fs";
 import { mkdir, mkdtemp, readFile, rename, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
-import { dirname, join } from "node:path";
+import { delimiter, dirname, join } from "node:path";
 import { parseArgs } from "node:util";
 import { assemble } from "./assemble.ts";
 import { debianTree, type Architecture } from "./debian.ts";
-import { dockerStage, runConfigOf, treeOf } from "./dockerfile.ts";
+import { dockerStage, runConfigOf, treeOf, type StageTree } from "./dockerfile.ts";
 import { OciLayout, type Descriptor, type Layer } from "./oci-layout.ts";
+import { buildRuntime, compilerFor } from "./runtime.ts";
 
 export const ARCHITECTURES: readonly Architecture[] = ["amd64", "arm64"];
 const CPU: Record<Architecture, string> = { amd64: "x64", arm64: "arm64" };
@@ -25,7 +31,9 @@ interface ImageKind {
   stage: string;
   title: string;
   /** Of Debian, for what the Dockerfile takes as a base. */
-  base: { packages: readonly string[]; kind: "alone" | "system" };
+  base: { packages: readonly string[]; kind: "alone" | "system"; env?: string[] | undefined };
+  /** Has programs of runtime.ts. */
+  isCompiled?: boolean | undefined;
 }
 
 /** By the name that the chart has for them. `vmlet csi` and `vmlet webhook` are commands of the first. */
@@ -39,20 +47,29 @@ const IMAGES = {
       kind: "alone",
     },
   },
-} satisfies Record<string, ImageKind>;
-export type ImageName = keyof typeof IMAGES;
-export const IMAGE_NAMES = Object.keys(IMAGES) as ImageName[];
+  "vmlet-backend": {
+    stage: "backend",
+    title: "vmlet's reference backend",
+    // Debian's image says where its programs are.
+    base: { packages: [], kind: "system", env: ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"] },
+    isCompiled: true,
+  },
+} as const satisfies Record<string, ImageKind>;
+type ImageName = keyof typeof IMAGES;
+const IMAGE_NAMES = Object.keys(IMAGES) as ImageName[];
 
-export interface MakeImagesOptions {
+interface MakeImagesOptions {
   /** Becomes the layout; may hold an older one, and nothing else. */
   folder: string;
-  architectures?: readonly Architecture[] | undefined;
-  images?: readonly ImageName[] | undefined;
+  architectures: readonly Architecture[];
+  images: readonly ImageName[];
 }
 
-/** @returns the digests of their indexes */
-export async function makeImages(options: MakeImagesOptions): Promise<Partial<Record<ImageName, string>>> {
-  const { folder, architectures = ARCHITECTURES, images = IMAGE_NAMES } = options;
+/** @returns the digests of their indexes. @throws Error that says what is missing, before anything is made */
+async function makeImages(options: MakeImagesOptions): Promise<Partial<Record<ImageName, string>>> {
+  const { folder, architectures, images } = options;
+  const missing = missingTools(options);
+  if (missing.length > 0) throw new Error(`no image can be made here: ${missing.join("; ")}`);
   const work = await mkdtemp(join(tmpdir(), "vmlet-image-"));
   const umask = process.umask(0o022);
   try {
@@ -70,6 +87,34 @@ export async function makeImages(options: MakeImagesOptions): Promise<Partial<Re
   } finally {
     process.umask(umask);
     await rm(work, { recursive: true });
+  }
+}
+
+/** For each tool that is not on the PATH, what to do. */
+function missingTools({ architectures, images }: MakeImagesOptions): string[] {
+  const tools: Record<string, string> = {
+    mmdebstrap: "apt-get install mmdebstrap",
+    "dpkg-deb": "apt-get install dpkg",
+  };
+  if (images.some((name) => "isCompiled" in IMAGES[name])) {
+    const orElse = "or leave out the backend's image (--images vmlet)";
+    Object.assign(tools, { go: `install Go 1.21 or newer, ${orElse}`, "pkg-config": "apt-get install pkg-config" });
+    for (const architecture of architectures) {
+      const { tool, package: name } = compilerFor(architecture);
+      tools[tool] = `apt-get install ${name}, ${orElse}, or leave out ${architecture} (--platforms)`;
+    }
+  }
+  const isThere = (tool: string) =>
+    (process.env["PATH"] ?? "").split(delimiter).some((folder) => isExecutable(join(folder, tool)));
+  return Object.entries(tools).flatMap(([tool, cure]) => (isThere(tool) ? [] : `${tool} is not on the PATH: ${cure}`));
+}
+
+function isExecutable(path: string): boolean {
+  try {
+    accessSync(path, constants.X_OK);
+    return true;
+  } catch {
+    return false;
   }
 }
 
@@ -98,10 +143,13 @@ class LayerMaker {
   async image(kind: ImageKind): Promise<Descriptor> {
     const stage = await dockerStage(kind.stage);
     const tree = treeOf(stage);
-    const base = { ...kind.base, packages: [...kind.base.packages, ...tree.packages] };
-    const layers = [await this.#base(kind.stage, base)];
+    const { env = [], ...base } = kind.base;
+    const packages = [...base.packages, ...tree.packages];
+    const layers = [await this.#base(kind.stage, { ...base, packages })];
     for (const copy of tree.copies) layers.push(await this.#copy(copy));
-    return this.#layout.addImage({ architecture: this.#architecture, layers, config: runConfigOf(stage) });
+    const config = runConfigOf(stage);
+    if (env.length > 0) config.Env = [...env, ...(config.Env ?? [])];
+    return this.#layout.addImage({ architecture: this.#architecture, layers, config });
   }
 
   async #base(name: string, base: ImageKind["base"]): Promise<Layer> {
@@ -113,8 +161,8 @@ class LayerMaker {
     return layer;
   }
 
-  async #copy({ stage, source, target }: { stage: string; source: string; target: string }): Promise<Layer> {
-    const key = `${stage}:${source}:${target}`;
+  async #copy({ stage, source: path, target }: StageTree["copies"][number]): Promise<Layer> {
+    const key = `${stage}:${path}:${target}`;
     const made = this.#copied.get(key);
     if (made !== undefined) return made;
     const sources: Record<string, (folder: string) => Promise<string>> = {
@@ -122,16 +170,18 @@ class LayerMaker {
         await assemble(folder, CPU[this.#architecture]);
         return join(folder, "app");
       },
+      "runtime:/runtime/bin": (folder) => buildRuntime(folder, this.#architecture),
     };
-    const make = sources[`${stage}:${source}`];
-    if (make === undefined)
-      throw new Error(`Dockerfile: COPY --from=${stage} ${source}: helm/image.ts cannot make that`);
-    const content = await make(join(this.#work, "source"));
+    const make = sources[`${stage}:${path}`];
+    if (make === undefined) throw new Error(`Dockerfile: COPY --from=${stage} ${path}: helm/image.ts cannot make that`);
+    const source = join(this.#work, "source");
+    await mkdir(source);
+    const content = await make(source);
     const tree = join(this.#work, "tree");
     await mkdir(dirname(join(tree, target)), { recursive: true });
     await rename(content, join(tree, target));
-    const layer = await this.#layout.addLayer(tree, `COPY ${source} ${target}`);
-    await rm(tree, { recursive: true });
+    const layer = await this.#layout.addLayer(tree, `COPY ${path} ${target}`);
+    for (const each of [source, tree]) await rm(each, { recursive: true });
     this.#copied.set(key, layer);
     return layer;
   }
@@ -145,7 +195,8 @@ if (process.argv[1] === import.meta.filename) {
   const [folder] = positionals;
   const architectures = chosen(values.platforms, ARCHITECTURES, "--platforms");
   const images = chosen(values.images, IMAGE_NAMES, "--images");
-  if (folder === undefined) throw new Error("usage: npm run image -- FOLDER [--platforms amd64,arm64] [--images NAME]");
+  if (folder === undefined)
+    throw new Error("usage: npm run image -- FOLDER [--platforms amd64,arm64] [--images vmlet,vmlet-backend]");
   const digests = await makeImages({ folder, architectures, images });
   for (const name of images) console.log(`oci:${folder}:${name} ${digests[name]}`);
 }

@@ -2,7 +2,8 @@
  * The chart as users have it: `helm install` into a cluster whose pods really run, with the image that the Dockerfile would make. vmlet
  * itself is the cluster's nodes: two agents outside run the chart's pods as containers, and the agents in those pods run a third node.
  *
- * A program of its own, because it needs namespaces of its own; its argument is the engine of the chart's backend. It prints one line of JSON for each step; the test reads them.
+ * A program of its own, because it needs namespaces of its own; its arguments are the engine of the chart's backend and, for one that makes
+ * containers, the images of agent and backend as skopeo calls them. It prints one line of JSON for each step; the test reads them.
  */
 import { mkdir, mkdtemp, symlink } from "node:fs/promises";
 import { connect, createServer } from "node:net";
@@ -18,7 +19,7 @@ import type { Json } from "./harness/client.ts";
 import { runCommand } from "./harness/exec.ts";
 import { createKubectl, type Kubectl } from "./harness/kubectl.ts";
 import { must, waitFor } from "./harness/wait.ts";
-import { addLibraries, backendUserland, dockerInstructions } from "./helm-rootfs.ts";
+import { addLibraries, dockerInstructions } from "./helm-rootfs.ts";
 
 export interface StepResult {
   step: string;
@@ -229,8 +230,16 @@ function readyNode(kubectl: Kubectl): Promise<Json> {
   });
 }
 
-/** The images of the chart, as the Dockerfile makes them, but for the agent's libraries, which are this host's. */
-async function pushImages(environment: Environment, engine: string): Promise<void> {
+/** What `npm run image` has made, as somebody who installs the chart pushes it. */
+async function pushMade({ registry }: Environment, images: readonly string[]): Promise<void> {
+  for (const [at, name] of ["vmlet", "vmlet-backend"].entries()) {
+    const target = `docker://${registry.host}/vmlet/${name}:${await version()}`;
+    await runCommand("skopeo", ["copy", "--all", "--dest-tls-verify=false", images[at]!, target]);
+  }
+}
+
+/** The images of the chart, as the Dockerfile makes them, but for the libraries, which are this host's. */
+async function pushImages(environment: Environment): Promise<void> {
   const { dir } = environment.cluster.sandbox;
   const rootfs = join(dir, "rootfs");
   await assemble(rootfs);
@@ -241,14 +250,7 @@ async function pushImages(environment: Environment, engine: string): Promise<voi
     await runCommand("tar", ["--create", "--file", file, "--directory", rootfs, "."]);
     return file;
   };
-  const own = await layer("own.tar");
-  await pushImage(environment, { name: "vmlet", stage: "agent", layers: [own] });
-  if (engine !== "process")
-    return await pushImage(environment, {
-      name: "vmlet-backend",
-      stage: "backend",
-      layers: [...(await backendUserland()), own],
-    });
+  await pushImage(environment, { name: "vmlet", layers: [await layer("own.tar")] });
   // The backend's machines are commands of its image.
   const busybox = findTool("busybox")!;
   await mkdir(join(rootfs, "bin"));
@@ -258,31 +260,33 @@ async function pushImages(environment: Environment, engine: string): Promise<voi
     await symlink("busybox", join(rootfs, "bin", applet));
   // Debian's busybox has no flock, its util-linux has, which every Debian image brings.
   await runCommand("cp", ["--remove-destination", findTool("flock")!, join(rootfs, "bin/flock")]);
-  await pushImage(environment, { name: "vmlet-backend", stage: "agent", layers: [await layer("with-applets.tar")] });
+  await pushImage(environment, { name: "vmlet-backend", layers: [await layer("with-applets.tar")] });
 }
 
-/** @param image its name, the Dockerfile's stage that says how it is run, and tars */
+/** @param image its name, and tars; it is run as the Dockerfile says of the agent's */
 async function pushImage(
   { registry, cluster }: Environment,
-  { name, stage, layers }: { name: string; stage: string; layers: string[] },
+  { name, layers }: { name: string; layers: string[] },
 ): Promise<void> {
-  const { version } = (await import("../../package.json", { with: { type: "json" } })).default;
   const image = `${join(cluster.sandbox.dir, "layout")}:${name}`;
   await runCommand("umoci", ["new", "--image", image]);
   for (const layer of layers) await runCommand("umoci", ["raw", "add-layer", "--image", image, layer]);
-  const { USER: user, ENTRYPOINT } = await dockerInstructions(stage);
+  const { USER: user, ENTRYPOINT } = await dockerInstructions();
   const entrypoint = ENTRYPOINT!.flatMap((word) => [`--config.entrypoint=${word}`]);
   await runCommand("umoci", ["config", "--image", image, `--config.user=${user![0]}`, ...entrypoint]);
-  const target = `docker://${registry.host}/vmlet/${name}:${version}`;
+  const target = `docker://${registry.host}/vmlet/${name}:${await version()}`;
   await runCommand("skopeo", ["copy", "--dest-tls-verify=false", `oci:${image}`, target]);
 }
 
-async function main(engine: string): Promise<number> {
+const version = async (): Promise<string> =>
+  (await import("../../package.json", { with: { type: "json" } })).default.version;
+
+async function main(engine: string, images: readonly string[]): Promise<number> {
   await setUp();
   // To the chart's pods these are real nodes: another type than the one that they avoid.
   const node = { labels: { type: "host" } };
   await using environment = await startEnvironment({ node, openHostPorts: [relayPort] });
-  await pushImages(environment, engine);
+  await (images.length > 0 ? pushMade(environment, images) : pushImages(environment));
   await environment.registry.push("t/busybox:1", await busyboxImage());
   // The registry listens on loopback only.
   await using _relay = await relayRegistry(environment);
@@ -343,5 +347,5 @@ async function describeAll(kubectl: Kubectl): Promise<string> {
 
 if (process.argv[1] === import.meta.filename)
   process.exitCode = isInside()
-    ? await main(process.argv[2]!)
-    : await runInside([...environmentPrograms, ...(process.argv[2] === "process" ? [] : [backendUserland])]);
+    ? await main(process.argv[2]!, process.argv.slice(3))
+    : await runInside(environmentPrograms);

@@ -1,8 +1,13 @@
-/** `npm run image`: images that are made without an engine, pushed to a registry, and run. */
-import { mkdtemp, open, readFile, readdir, rm } from "node:fs/promises";
+/**
+ * `npm run image`: images that are made without an engine, pushed to a registry, and run, by engine `oci` and by the chart.
+ * With VMLET_TEST_SLICE, as in CI, the backend's is made for this host's architecture alone, and once.
+ */
+import { mkdtempSync } from "node:fs";
+import { lstat, mkdir, mkdtemp, open, readFile, readdir, readlink, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterAll, beforeAll, describe, expect, test, vi } from "vitest";
+import { dockerStage, runConfigOf, treeOf } from "../../helm/dockerfile.ts";
 import { nativeArchitecture } from "../../helm/image.ts";
 import { startBackend } from "../../providers/local/backend.ts";
 import { parseBackendConfig } from "../../providers/local/config.ts";
@@ -14,11 +19,14 @@ import { systemClock } from "../../src/util/clock.ts";
 import { testNetwork } from "../support/host.ts";
 import { leaveOut } from "../support/left-out.ts";
 import { missingForImages, startRegistry } from "../support/registry.ts";
+import { cached, cacheKey } from "./harness/cache.ts";
 import { runCommand, tryCommand } from "./harness/exec.ts";
+import { describeInCluster } from "./helm-in-cluster-suite.ts";
 import { dockerInstructions } from "./helm-rootfs.ts";
 
 interface Manifest {
   config: { digest: string };
+  folder: string;
   layers: { digest: string }[];
   platform?: { architecture: string };
   digest: string;
@@ -30,46 +38,76 @@ const engine = new OciEngine({ stateDir: "/nonexistent", clock: systemClock, log
 const noEngine = (await engine.check()).filter(({ fatal }) => fatal).map(({ problem }) => problem);
 const without = (...tools: string[]) => tools.filter((tool) => findTool(tool) === undefined);
 const missing = without("mmdebstrap", "skopeo");
+const isWhole = process.env["VMLET_TEST_SLICE"] === undefined;
 const ELF = Buffer.from([0x7f, 0x45, 0x4c, 0x46]);
 /** `e_machine`. */
 const MACHINES: Record<string, number> = { amd64: 62, arm64: 183 };
 
+const cannotRun = [...noEngine, ...[missingForImages() ?? []].flat()];
+const compilers = { amd64: "x86_64-linux-gnu-gcc", arm64: "aarch64-linux-gnu-gcc" };
+/** Of the backend's image. */
+const architectures = isWhole ? (["amd64", "arm64"] as const) : [nativeArchitecture];
+const uncompiled = [...missing, ...without("go", "pkg-config", ...architectures.map((each) => compilers[each]))];
+
+const dir = mkdtempSync(join(tmpdir(), "vmlet-images-"));
+afterAll(() => rm(dir, { recursive: true, force: true }));
+
+/** Runs the command with another umask and temporary folder than this process. @returns the digest that it prints */
+async function make(folder: string, ...options: string[]): Promise<string> {
+  const temporary = await mkdtemp(join(dir, "tmp-"));
+  const script = 'umask 077; exec "$@"';
+  const command = [process.execPath, join(repository, "helm/image.ts"), join(dir, folder), ...options];
+  const env = { ...process.env, TMPDIR: temporary };
+  const { stdout } = await runCommand("sh", ["-c", script, "sh", ...command], { env });
+  return /(sha256:[0-9a-f]{64})$/m.exec(stdout)![1]!;
+}
+async function blob<T>(folder: string, name: string): Promise<T> {
+  return JSON.parse(await readFile(join(dir, folder, "blobs", name.replace(":", "/")), "utf8")) as T;
+}
+async function manifestsOf(folder: string, index: string): Promise<Manifest[]> {
+  const { manifests } = await blob<{ manifests: Manifest[] }>(folder, index);
+  return await Promise.all(
+    manifests.map(async (each) => ({ ...(await blob<Manifest>(folder, each.digest)), ...each, folder })),
+  );
+}
+const isNative = ({ platform }: Manifest): boolean => platform!.architecture === nativeArchitecture;
+async function rootfs(manifest: Manifest): Promise<string> {
+  const folder = await mkdtemp(join(dir, "rootfs-"));
+  for (const layer of manifest.layers) {
+    const archive = join(dir, manifest.folder, "blobs", layer.digest.replace(":", "/"));
+    await runCommand("tar", ["-xzf", archive, "-C", folder]);
+  }
+  return folder;
+}
+async function expectPrograms(manifest: Manifest, ...programs: string[]): Promise<void> {
+  const { architecture } = manifest.platform!;
+  const machines = await machinesOf(await rootfs(manifest));
+  for (const program of programs) expect(machines.get(program), program).toBe(MACHINES[architecture]);
+  expect([...machines].filter(([, machine]) => machine !== MACHINES[architecture])).toEqual([]);
+}
+async function expectOwnersAreRoot(manifest: Manifest): Promise<void> {
+  for (const { digest } of manifest.layers) {
+    const archive = join(dir, manifest.folder, "blobs", digest.replace(":", "/"));
+    const { stdout } = await runCommand("tar", ["--numeric-owner", "-tvzf", archive]);
+    const lines = stdout.split("\n").filter((line) => line !== "");
+    // And nothing makes others root.
+    expect(lines.filter((line) => !/^\S+ 0\/0 /.test(line) || /^.(?:..[sS]|.....[sS])/.test(line))).toEqual([]);
+  }
+}
+async function expectNothingOfHere(manifest: Manifest): Promise<void> {
+  const words = [`${repository}/`, `${dir}/`].flatMap((each) => ["-e", each]);
+  const { stdout } = await tryCommand("grep", ["-rlF", ...words, await rootfs(manifest)]);
+  expect(stdout).toBe("");
+}
+
 if (missing.length > 0) {
   leaveOut("images without an engine", missing);
 } else {
-  let dir: string;
   let digest: string;
 
-  /** Runs the command with another umask and temporary folder than this process. @returns the digest that it prints */
-  async function make(folder: string, ...options: string[]): Promise<string> {
-    const temporary = await mkdtemp(join(dir, "tmp-"));
-    const script = 'umask 077; exec "$@"';
-    const command = [process.execPath, join(repository, "helm/image.ts"), join(dir, folder), ...options];
-    const env = { ...process.env, TMPDIR: temporary };
-    const { stdout } = await runCommand("sh", ["-c", script, "sh", ...command], { env });
-    return /vmlet (sha256:[0-9a-f]{64})$/m.exec(stdout)![1]!;
-  }
-  async function blob<T>(folder: string, name: string): Promise<T> {
-    return JSON.parse(await readFile(join(dir, folder, "blobs", name.replace(":", "/")), "utf8")) as T;
-  }
-  async function manifestsOf(folder: string, index: string): Promise<Manifest[]> {
-    const { manifests } = await blob<{ manifests: Manifest[] }>(folder, index);
-    return await Promise.all(
-      manifests.map(async (each) => ({ ...(await blob<Manifest>(folder, each.digest)), ...each })),
-    );
-  }
-  async function rootfs(manifest: Manifest): Promise<string> {
-    const folder = await mkdtemp(join(dir, "rootfs-"));
-    for (const layer of manifest.layers)
-      await runCommand("tar", ["-xzf", join(dir, "layout/blobs", layer.digest.replace(":", "/")), "-C", folder]);
-    return folder;
-  }
-
   beforeAll(async () => {
-    dir = await mkdtemp(join(tmpdir(), "vmlet-images-"));
     digest = await make("layout", "--images", "vmlet");
   }, 1_800_000);
-  afterAll(() => rm(dir, { recursive: true, force: true }));
 
   test("there is one for each architecture, run as the Dockerfile says", async () => {
     const { ENTRYPOINT, CMD, USER } = await dockerInstructions();
@@ -81,17 +119,12 @@ if (missing.length > 0) {
   });
 
   test("every program and library in it is of its architecture", async () => {
-    for (const manifest of await manifestsOf("layout", digest)) {
-      const { architecture } = manifest.platform!;
-      const machines = await machinesOf(await rootfs(manifest));
-      expect(machines.get("app/bin/node"), architecture).toBe(MACHINES[architecture]);
-      expect([...machines].filter(([, machine]) => machine !== MACHINES[architecture])).toEqual([]);
-    }
+    for (const manifest of await manifestsOf("layout", digest)) await expectPrograms(manifest, "app/bin/node");
   }, 300_000);
 
   test("it holds no shell and no package manager, trusts Debian's authorities, and belongs to nobody but root", async () => {
     const manifests = await manifestsOf("layout", digest);
-    const folder = await rootfs(manifests.find(({ platform }) => platform?.architecture === nativeArchitecture)!);
+    const folder = await rootfs(manifests.find(isNative)!);
     const files = (await readdir(folder, { recursive: true, withFileTypes: true })).filter(
       (file) => !file.isDirectory(),
     );
@@ -102,27 +135,19 @@ if (missing.length > 0) {
     ).toEqual([]);
     const certificates = await readFile(join(folder, "etc/ssl/certs/ca-certificates.crt"), "utf8");
     expect(certificates.match(/-----BEGIN CERTIFICATE-----/g)!.length).toBeGreaterThan(50);
-    const layers = manifests.flatMap(({ layers: each }) => each.map((layer) => layer.digest.replace(":", "/")));
-    for (const layer of layers) {
-      const listed = await runCommand("tar", ["--numeric-owner", "-tvzf", join(dir, "layout/blobs", layer)]);
-      expect(listed.stdout.split("\n").filter((line) => line !== "" && !/^\S+ 0\/0 /.test(line))).toEqual([]);
-    }
+    for (const manifest of manifests) await expectOwnersAreRoot(manifest);
   }, 300_000);
 
   test("it tells nothing of where it was made", async () => {
     const [manifest] = await manifestsOf("layout", digest);
-    const folder = await rootfs(manifest!);
-    const { stdout } = await tryCommand("grep", ["-rlF", "-e", `${repository}/`, "-e", `${dir}/`, folder]);
-    expect(stdout).toBe("");
+    await expectNothingOfHere(manifest!);
   }, 300_000);
 
   test("it is the same when it is made again", async () => {
     const again = await make("again", "--images", "vmlet", "--platforms", nativeArchitecture);
     const [made] = await manifestsOf("again", again);
-    const first = (await manifestsOf("layout", digest)).find(
-      ({ platform }) => platform!.architecture === nativeArchitecture,
-    );
-    expect(made).toEqual(first);
+    const first = (await manifestsOf("layout", digest)).find(isNative);
+    expect({ ...made, folder: "layout" }).toEqual(first);
   }, 1_800_000);
 
   const noEmulator = without("qemu-aarch64");
@@ -136,7 +161,6 @@ if (missing.length > 0) {
       expect(stdout).toMatch(/^vmlet \d+\.\d+\.\d+ \(node 24\./);
     });
 
-  const cannotRun = [...noEngine, ...[missingForImages() ?? []].flat()];
   describe.skipIf(cannotRun.length > 0)(
     `pushed to a registry (needs engine oci: ${cannotRun.join(", ") || "here"})`,
     () => {
@@ -175,6 +199,113 @@ if (missing.length > 0) {
       }, 300_000);
     },
   );
+}
+
+if (uncompiled.length > 0) {
+  leaveOut(`the backend's image for ${architectures.join(" and ")}`, uncompiled);
+} else
+  describe("the backend's image", () => {
+    let digest: string;
+    let native: Manifest;
+    beforeAll(async () => {
+      digest = await make("backend", "--images", "vmlet-backend", "--platforms", architectures.join());
+      native = (await manifestsOf("backend", digest)).find(isNative)!;
+    }, 1_800_000);
+
+    test("is there for each architecture, run as the Dockerfile says, with Debian's PATH", async () => {
+      const { Env: env = [], ...run } = runConfigOf(await dockerStage("backend"));
+      const manifests = await manifestsOf("backend", digest);
+      const configs = await Promise.all(manifests.map(({ config }) => blob<object>("backend", config.digest)));
+      const config = { ...run, Env: [expect.stringMatching(/^PATH=\/usr\/local\/sbin:/), ...env] };
+      expect(configs).toMatchObject(architectures.map((architecture) => ({ architecture, config })));
+    });
+
+    test("has programs and libraries of its architecture, and Go's own", async () => {
+      const built = ["containerd", "containerd-shim-runc-v2", "runc"].map((name) => `usr/local/bin/${name}`);
+      for (const manifest of await manifestsOf("backend", digest))
+        await expectPrograms(manifest, "app/bin/node", "usr/bin/tini", ...built);
+    }, 300_000);
+
+    test("tells nothing of where it was made, and belongs to root", async () => {
+      await expectNothingOfHere(native);
+      await expectOwnersAreRoot(native);
+    }, 300_000);
+
+    test("has whatever Debian's package manager would install, as it would", async () => {
+      const folder = await rootfs(native);
+      const installed = await installedByDebian();
+      const [made, wanted] = [await filesOf(folder), await filesOf(installed)];
+      expect([...wanted.keys()].length).toBeGreaterThan(3000);
+      expect([...wanted.keys()].filter((path) => !made.has(path) && !UNMADE.test(path))).toEqual([]);
+      const others = [...wanted].filter(([path, what]) => made.has(path) && made.get(path) !== what);
+      expect(others.map(([path]) => path).filter((path) => !CONFIGURED.test(path))).toEqual([]);
+    }, 600_000);
+
+    test.runIf(isWhole)(
+      "is the same when it is made again",
+      async () => {
+        const again = await make("backend-again", "--images", "vmlet-backend", "--platforms", nativeArchitecture);
+        const [made] = await manifestsOf("backend-again", again);
+        expect({ ...made, folder: "backend" }).toEqual(native);
+      },
+      1_800_000,
+    );
+
+    const emulators = isWhole ? without("qemu-aarch64") : ["the image: this is a slice"];
+    test.skipIf(emulators.length > 0)(
+      "of arm64 runs its programs, emulated",
+      async () => {
+        const folder = await rootfs((await manifestsOf("backend", digest)).find((each) => !isNative(each))!);
+        const run = async (...words: string[]) => (await runCommand("qemu-aarch64", ["-L", folder, ...words])).stdout;
+        expect(await run(join(folder, "usr/local/bin/runc"), "--version")).toContain("libseccomp: 2.");
+        expect(await run(join(folder, "usr/local/bin/containerd"), "--version")).toContain("containerd/v2 v2.");
+        expect(await run(join(folder, "usr/bin/ip"), "-V")).toMatch(/^ip utility, iproute2-/);
+        const main = [join(folder, "app/bin/node"), join(folder, "app/dist/src/cli/main.js")];
+        expect(await run(...main, "version")).toMatch(/^vmlet \d+\.\d+\.\d+ \(node 24\./);
+      },
+      300_000,
+    );
+
+    describeInCluster({
+      engine: "cri",
+      images: () => [`oci:${join(dir, "layout")}:vmlet`, `oci:${join(dir, "backend")}:vmlet-backend`],
+    });
+  });
+
+/**
+ * What is not made of a package manager's work: its own notes, what people read, links to authorities beside the bundle that
+ * programs read, what is for logins, init systems and kernels of whole machines, and caches.
+ */
+const UNMADE =
+  /^(?:usr\/share\/(?:bash-completion|bug|doc|doc-base|info|lintian|locale|man|menu)\/|var\/lib\/(?:dpkg|apt|pam|systemd)\/|var\/lib\/shells\.state|var\/(?:cache|log)\/|var\/(?:spool\/)?mail$|etc\/ssl\/certs\/|etc\/(?:alternatives\/(?:README|\S*\.gz$)|apt\/sources\.list|systemd\/|rc\w\.d\/|pam\.d\/common-|security\/opasswd|profile|environment|fstab|hostname|hosts|networks|motd|localtime|timezone|shells|resolv\.conf|ld\.so\.cache|ca-certificates\.conf|dpkg\/origins\/default|\.pwd\.lock|gshadow|shadow|sub[ug]id|passwd-|group-)|usr\/local\/(?:man$|share\/man)|root\/\.)/;
+/** Written by scripts from the same templates, with passwords in a file of their own, which is of no use without logins. */
+const CONFIGURED = /^etc\/(?:passwd|group|ssl\/certs\/)/;
+
+/** The smallest Debian with the backend's packages, installed by its own package manager with all of their scripts. */
+async function installedByDebian(): Promise<string> {
+  const { packages } = treeOf(await dockerStage("backend"));
+  const archive = await cached(`backend-packages-${cacheKey([packages.join(" ")])}.tar`, async (temporary) => {
+    const args = ["--variant=minbase", "--skip=output/dev", "--format=tar", `--include=${packages.join(",")}`];
+    await runCommand("mmdebstrap", ["--quiet", ...args, "bookworm", temporary]);
+  });
+  const folder = join(dir, "installed");
+  await mkdir(folder);
+  await runCommand("tar", ["-xf", archive, "-C", folder]);
+  return folder;
+}
+
+/** By path, what each file is: its bytes' hash and whether it is run, or where a link leads. */
+async function filesOf(folder: string): Promise<Map<string, string>> {
+  const files = new Map<string, string>();
+  for (const entry of await readdir(folder, { recursive: true, withFileTypes: true })) {
+    const path = join(entry.parentPath, entry.name);
+    if (entry.isDirectory()) continue;
+    const what = entry.isSymbolicLink()
+      ? `to ${await readlink(path)}`
+      : `${((await lstat(path)).mode & 0o111) > 0} ${cacheKey([await readFile(path)])}`;
+    files.set(path.slice(folder.length + 1), what);
+  }
+  return files;
 }
 
 /** Of each ELF file below a folder, for which machine it is. */

@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { dockerStage, runConfigOf, treeOf } from "../../../helm/dockerfile.ts";
+import { buildOf, dockerStage, runConfigOf, treeOf } from "../../../helm/dockerfile.ts";
 
 test("the agent's stage is the assembled tree, run as nobody", async () => {
   const stage = await dockerStage("agent");
@@ -22,6 +22,27 @@ test("the backend's stage is Debian's packages, programs, and the same tree", as
     { stage: "runtime", source: "/runtime/bin", target: "/usr/local/bin" },
     { stage: "build", source: "/image/app", target: "/app" },
   ]);
+});
+
+test("the stage of programs takes a compiler, headers and a fixed Go, and writes nothing of where it builds", async () => {
+  const { packages, commands, env } = buildOf(await dockerStage("runtime"));
+  expect(packages).toEqual(["gcc", "libc6-dev", "libseccomp-dev", "pkg-config"]);
+  expect(env).toEqual({ GOTOOLCHAIN: expect.stringMatching(/^go1\.\d+\.\d+$/) });
+  expect(commands).toHaveLength(2);
+  for (const command of commands) {
+    expect(command).toMatch(/^cd \/runtime\/\w+ [^]* -o \/runtime\/bin\/ /);
+    expect(command).toContain(" -trimpath ");
+    expect(command).toContain(" -buildid= ");
+  }
+});
+
+test.each([
+  ["RUN", "make"],
+  ["COPY", "tool /bin/tool"],
+  ["ENV", "A=1 B=2"],
+  ["WORKDIR", "/src"],
+])("%s %s of a stage of programs is an error: they would be others", (name, value) => {
+  expect(() => buildOf([{ name, value }])).toThrow(`${name} ${value}: not known here`);
 });
 
 test("a stage that there is none of is named", async () => {
