@@ -56,15 +56,15 @@ export function podMetrics(metrics: Metrics, clock: Clock): PodHooks {
 export function queueMetrics({ workqueue }: Metrics, name: string): QueueMetrics {
   return {
     onAdd: () => workqueue.adds.inc({ name }),
-    onDepth: (depth) => workqueue.depth.set({ name }, depth),
     onStart: (seconds) => workqueue.queueDuration.observe({ name }, seconds),
     onDone: (seconds) => workqueue.workDuration.observe({ name }, seconds),
     onRetry: () => workqueue.retries.inc({ name }),
   };
 }
 
-/** What is under way shows only when it is asked for. */
+/** What waits and what is under way show only when they are asked for. */
 export function observeQueue({ workqueue }: Metrics, name: string, queue: KeyedQueue): void {
+  workqueue.depth.set({ name }, queue.depth);
   const seconds = queue.workingSeconds();
   workqueue.unfinishedWork.set(
     { name },

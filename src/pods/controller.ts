@@ -168,6 +168,7 @@ export class PodController {
       nodeName,
       hostIPs: options.hostIPs,
       event: (pod, event) => this.event(pod, event),
+      onLook: (uid) => this.queue.seen(uid),
       requeue: (uid) => this.requeue(uid),
       markCheapToDelete: options.markCheapToDelete ?? false,
       mayReap: () => options.sweep.enabled && this.#reapBudget-- > 0,
@@ -185,6 +186,7 @@ export class PodController {
         if (this.#acts || this.machines.has(this.#machineId(uid))) this.#reconciler.podGone(change.object);
       } else if (this.#acts && !this.#newAt.has(uid) && change.previous === undefined)
         this.#newAt.set(uid, clock.monotonic());
+      if (change.type === "upsert" && this.#reconciler.isOwnWrite(change.object)) return;
       // A full list repeats everything.
       const isRepeated =
         change.type === "upsert" &&

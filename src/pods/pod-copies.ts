@@ -1,10 +1,12 @@
 /**
  * The newest known copy of each pod: the cache's, or that of a reply which the cache has not caught up with.
  */
+import { uidOf } from "../kube/pod.ts";
 import type { Pod } from "../kube/wire.ts";
 import type { Desired } from "./decision.ts";
 import type { PodRecords } from "./pod-record.ts";
 import type { PodSource } from "./reconciler-options.ts";
+import { isSame } from "./status/diff.ts";
 
 export class PodCopies {
   readonly #cache: PodSource;
@@ -25,6 +27,20 @@ export class PodCopies {
       return { kind: "pod", pod: overlay.pod };
     if (record !== undefined) record.overlay = undefined;
     return cached === undefined ? { kind: "none" } : { kind: "pod", pod: cached };
+  }
+
+  /**
+   * The cache has got this copy: the one from a reply is not needed any more, if it is of the same version.
+   *
+   * @returns whether they are the same in all that a write of this process has changed. A server may have made
+   *   something else of a status than it was told.
+   */
+  caughtUp(cached: Pod): boolean {
+    const record = this.#records.find(uidOf(cached));
+    const known = record?.overlay?.pod;
+    if (record === undefined || known?.metadata!.resourceVersion !== cached.metadata!.resourceVersion) return false;
+    record.overlay = undefined;
+    return isSame(known?.status, cached.status);
   }
 
   /** Version of the cache's copy. */

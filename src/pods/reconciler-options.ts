@@ -56,6 +56,8 @@ export interface ReconcilerOptions {
   ownerLabels: Readonly<Record<string, string>>;
   nodeName: string;
   hostIPs: () => readonly string[];
+  /** Called before each look at what both sides have: whatever had come by then, it sees. */
+  onLook?: ((uid: string) => void) | undefined;
   /** Looks at another pod soon, because something was decided about it. */
   requeue?: ((uid: string) => void) | undefined;
   /** Says something about a pod to its user. Must not block. */

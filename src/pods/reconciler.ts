@@ -89,6 +89,14 @@ export class PodReconciler {
     if (this.knows(uid) && isGone && this.#copies.desired(uid).kind === "none") this.#forget(uid);
   }
 
+  /**
+   * Whether this copy, which the cache has just got, is no more than what a write of this process made of the pod, so
+   * that the look after that write has seen it.
+   */
+  isOwnWrite(pod: Pod): boolean {
+    return this.#copies.caughtUp(pod);
+  }
+
   /** The newest copy of this pod that is known: a reply's, when the cache has not caught up with it. */
   latest(pod: Pod): Pod {
     const desired = this.#copies.desired(uidOf(pod));
@@ -98,6 +106,7 @@ export class PodReconciler {
   async reconcile(uid: string, signal: AbortSignal): Promise<Outcome> {
     for (let step = 0; step < MAX_STEPS; step++) {
       await this.#learnSecrets(uid, signal);
+      this.#options.onLook?.(uid);
       const desired = this.#copies.desired(uid);
       const observed = this.#withReadiness(desired, this.#withoutSecrets(desired, this.#observed(uid)));
       this.#notice(uid, desired, observed);

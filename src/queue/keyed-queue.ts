@@ -14,7 +14,6 @@ import { FairQueue } from "./fair-queue.ts";
 
 export interface QueueMetrics {
   onAdd(): void;
-  onDepth(depth: number): void;
   /** A key's handling begins, this long after it was added. */
   onStart(waitedSeconds: number): void;
   onDone(workSeconds: number): void;
@@ -54,8 +53,8 @@ interface Waiting {
 
 /**
  * A work queue of keys, with the semantics of client-go's: a key is handled by one worker at a time; adding a key that
- * waits changes nothing; adding a key that is being handled makes it be handled once more afterwards. So no change is
- * missed and a hundred changes cost one run.
+ * waits changes nothing; adding a key that is being handled makes it be handled once more afterwards, unless its
+ * handler says that it has yet to look (`seen`). So no change is missed and a hundred changes cost one run.
  *
  * A key has at most one time at which it is due. `addAfter` and `retry` bring it forward but never push it back, and
  * `add` makes it due now. Of the urgencies with which a key was added since it was handled last, the highest holds. A
@@ -104,7 +103,6 @@ export class KeyedQueue {
     }
     this.#dirty.set(key, { since: this.#options.clock.monotonic(), urgency: wanted, group: undefined });
     this.#options.metrics?.onAdd();
-    this.#options.metrics?.onDepth(this.#dirty.size);
     if (!this.#processing.has(key)) this.#schedule(key);
   }
 
@@ -133,6 +131,14 @@ export class KeyedQueue {
   /** The key is well: its next `retry` starts with the shortest delay. Does not stop what is scheduled. */
   forget(key: string): void {
     this.#failures.delete(key);
+  }
+
+  /**
+   * Called by the handler of a key just before it looks: that the key was added until now makes it be handled no more,
+   * for what it was added for is about to be seen. What is added afterwards does.
+   */
+  seen(key: string): void {
+    if (this.#processing.has(key)) this.#dirty.delete(key);
   }
 
   /** Keys that are due and wait. */
@@ -224,7 +230,6 @@ export class KeyedQueue {
     this.#dirty.delete(key);
     this.#processing.set(key, { since: now, group, urgency });
     this.#busy.set(group, (this.#busy.get(group) ?? 0) + 1);
-    metrics?.onDepth(this.#dirty.size);
     metrics?.onStart((now - since) / 1000);
     return key;
   }

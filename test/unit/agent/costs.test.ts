@@ -98,6 +98,22 @@ test("a pod's end costs two requests: its last status and its removal", async ()
   await agent.stop();
 });
 
+test("a pod is looked at once until it runs, and hardly oftener for its end: what a look has seen needs none", async () => {
+  const world = new World();
+  const agent = await running(world);
+  agent.looks = 0;
+  for (let i = 0; i < PODS; i++) world.createPod(`p-${i}`);
+  await world.clock.advance(5_000);
+  const start = agent.looks;
+  for (let i = 0; i < PODS; i++) world.deletePod(`p-${i}`);
+  await world.clock.advance(5_000);
+  expect(world.pods()).toEqual([]);
+  expect(start / PODS).toBe(1);
+  // Some wait for a worker while their machines end.
+  expect((agent.looks - start) / PODS).toBeLessThan(1.5);
+  await agent.stop();
+});
+
 /** Of an agent of its own, for the end of many pods: calls of the backend. */
 async function callsOfEnd(world: World): Promise<Record<"asked" | "stop" | "delete", number>> {
   let asked = 0;
@@ -145,7 +161,7 @@ test("a pod of one container costs no more than 1,490 bytes until it runs, and 1
   await agent.stop();
 });
 
-test("for a pod no more than 125 KiB are allocated until it runs, by what looks after pods and by the backend", async () => {
+test("for a pod no more than 85 KiB are allocated until it runs, by what looks after pods and by the backend", async () => {
   const world = new World();
   const agent = await running(world);
   const create = async (round: string) => {
@@ -155,7 +171,7 @@ test("for a pod no more than 125 KiB are allocated until it runs, by what looks 
   // What is allocated once, and by code that is not yet compiled.
   await create("warm");
   const bytes = await allocatedBy(() => create("p"));
-  expect(bytes / PODS / 1024).toBeLessThan(125);
+  expect(bytes / PODS / 1024).toBeLessThan(85);
   await agent.stop();
 });
 

@@ -95,6 +95,8 @@ export class Agent {
   readonly pods: PodController;
   /** Told of each request that it sends. */
   onRequest: (request: KubeRequest) => void = () => undefined;
+  /** How often it has looked at a pod. */
+  looks = 0;
   readonly node: NodeController;
   readonly #world: World;
   readonly #options: AgentOptions;
@@ -145,6 +147,7 @@ export class Agent {
       concurrency: 8,
       sweep: { enabled: true, maxPerMinute: 10 },
       guard: options.guard,
+      hooks: { onReconciled: () => void this.looks++ },
     });
     this.node = new NodeController({
       ...shared,

@@ -382,7 +382,6 @@ describe("observing", () => {
       concurrency: 1,
       metrics: {
         onAdd: () => seen.push("add"),
-        onDepth: (depth) => seen.push(`depth ${depth}`),
         onStart: (s) => seen.push(`start ${s}`),
         onDone: (s) => seen.push(`done ${s}`),
         onRetry: () => seen.push("retry"),
@@ -480,4 +479,23 @@ describe("any history", () => {
       { numRuns: runs(150) },
     );
   });
+});
+
+test("what was added before a handler looks is seen by that look, and what comes after it is handled once more", async () => {
+  const { queue, started, finish } = setup();
+  queue.add("a");
+  // Not yet handled: nobody has looked.
+  queue.seen("a");
+  await settle();
+  queue.add("a");
+  queue.seen("a");
+  expect(queue.depth).toBe(0);
+  await finish("a");
+  expect(started).toEqual(["a@0"]);
+  queue.add("a");
+  await settle();
+  queue.seen("a");
+  queue.add("a");
+  await finish("a");
+  expect(started).toEqual(["a@0", "a@0", "a@0"]);
 });
