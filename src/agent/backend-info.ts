@@ -16,6 +16,7 @@ export class BackendInfo {
   readonly #hostArchitecture: string;
   readonly #told = Promise.withResolvers<void>();
   #info: ProviderInfo | undefined;
+  #forPods: Backend | undefined;
   #capabilities: ReadonlySet<Capability> = new Set();
 
   /** @param hostArchitecture of this process, as Node.js has it in process.arch */
@@ -28,6 +29,14 @@ export class BackendInfo {
   tell(info: ProviderInfo): void {
     this.#info = info;
     this.#capabilities = new Set(info.capabilities);
+    const { name, runtimeHandlers, reserved } = info;
+    this.#forPods = {
+      name,
+      capabilities: this.#capabilities,
+      agentProbes: this.leavesProbes,
+      runtimeHandlers,
+      reserved,
+    };
     this.#told.resolve();
   }
 
@@ -46,11 +55,13 @@ export class BackendInfo {
     return this.#config.agentProbes && !this.#capabilities.has("probes");
   }
 
-  /** For rendering pods. @throws ProviderError unavailable while it has not answered */
+  /**
+   * For rendering pods; the same object until it answers again.
+   * @throws ProviderError unavailable while it has not answered
+   */
   forPods(): Backend {
-    if (this.#info === undefined) throw new ProviderError("unavailable", "the backend has not answered yet");
-    const { name, runtimeHandlers, reserved } = this.#info;
-    return { name, capabilities: this.#capabilities, agentProbes: this.leavesProbes, runtimeHandlers, reserved };
+    if (this.#forPods === undefined) throw new ProviderError("unavailable", "the backend has not answered yet");
+    return this.#forPods;
   }
 
   /** For the Node. */

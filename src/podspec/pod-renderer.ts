@@ -101,6 +101,7 @@ export class PodRenderer {
   /** Renders a pod that has no machine yet. @throws the signal's reason on abort */
   async render(pod: Pod, signal: AbortSignal): Promise<Rendered> {
     const uid = uidOf(pod);
+    const judgedBy = this.#options.backend();
     const tooMany = podShapeProblem(pod, { files: this.#hasFiles() });
     if (tooMany !== undefined) return wait(sandboxFailed(tooMany));
     // A pod that was admitted once is not judged again, as in a kubelet: it may have a machine, even if the node has
@@ -128,11 +129,13 @@ export class PodRenderer {
     if (!read.ok) return wait(sandboxFailed(read.problem));
     const { references, sources } = read;
     this.#secrets.learn(pod, references, sources);
+    const backend = this.#options.backend();
     const result = renderMachineSpec({
       pod,
       references,
       node: this.#options.facts(),
-      backend: this.#options.backend(),
+      backend,
+      isJudged: backend === judgedBy,
       runtimeHandler: runtimeClass.handler,
     });
     // A refusal only because the pod is new makes no event: the pod is looked at again within a second.

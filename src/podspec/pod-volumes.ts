@@ -35,11 +35,25 @@ export function isClaimVolume(volume: PodVolume): boolean {
   return volume.persistentVolumeClaim !== undefined || volume.ephemeral !== undefined;
 }
 
+interface UsedVolume {
+  volume: PodVolume;
+  index: number;
+}
+
+/** Asked dozens of times of each copy of a pod. */
+const used = new WeakMap<Pod, readonly UsedVolume[]>();
+const NONE: readonly UsedVolume[] = [];
+
 /** Volumes that a container mounts, uses as a block device or reads env from, with their indexes in the spec. */
-export function usedVolumes(pod: Pod): { volume: PodVolume; index: number }[] {
+export function usedVolumes(pod: Pod): readonly UsedVolume[] {
   const volumes = pod.spec?.volumes;
-  // Asked many times of each pod.
-  if (volumes === undefined || volumes.length === 0) return [];
+  if (volumes === undefined || volumes.length === 0) return NONE;
+  let known = used.get(pod);
+  if (known === undefined) used.set(pod, (known = findUsed(pod, volumes)));
+  return known;
+}
+
+function findUsed(pod: Pod, volumes: readonly PodVolume[]): readonly UsedVolume[] {
   const names = new Set<string>();
   for (const container of allContainersOf(pod)) {
     for (const mount of container.volumeMounts ?? []) names.add(mount.name);
@@ -48,9 +62,7 @@ export function usedVolumes(pod: Pod): { volume: PodVolume; index: number }[] {
       if (variable.valueFrom?.fileKeyRef) names.add(variable.valueFrom.fileKeyRef.volumeName);
     }
   }
-  const used: { volume: PodVolume; index: number }[] = [];
-  for (const [index, volume] of volumes.entries()) if (names.has(volume.name)) used.push({ volume, index });
-  return used;
+  return volumes.flatMap((volume, index) => (names.has(volume.name) ? [{ volume, index }] : []));
 }
 
 /** The volume that admission adds to every pod: token, CA and namespace of its service account. */

@@ -13,6 +13,8 @@ export interface RenderInput {
   references: References;
   node: NodeFacts;
   backend: Backend;
+  /** The pod's shape, and what it needs of this very backend, were found to be in order already. */
+  isJudged?: boolean | undefined;
   /** The backend's own, by the pod's RuntimeClass. */
   runtimeHandler?: string | undefined;
 }

