@@ -33,7 +33,9 @@ type QosClass = "Guaranteed" | "Burstable" | "BestEffort";
 
 /** @throws QuantityError for a value that is not a quantity */
 export function parseResourceList(list: WireResourceList | undefined): Map<string, Quantity> {
-  return new Map(Object.entries(list ?? {}).map(([name, text]) => [name, Quantity.parse(text)]));
+  const parsed = new Map<string, Quantity>();
+  for (const name in list) parsed.set(name, Quantity.parse(list[name]!));
+  return parsed;
 }
 
 /** The sum, by name. */
@@ -124,7 +126,7 @@ function aggregate(spec: PodSpecWithResources, kind: "requests" | "limits"): Map
       initPeak = maxResources(initPeak, addResources(own, sidecars));
     }
   }
-  return maxResources(total, initPeak);
+  return initPeak.size === 0 ? total : maxResources(total, initPeak);
 }
 
 /**

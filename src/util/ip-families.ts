@@ -10,7 +10,8 @@ import { isIPv4, isIPv6 } from "node:net";
  */
 export function oneOfEachFamily(addresses: readonly string[], before?: string): string[] {
   const v4 = addresses.find((address) => isIPv4(address));
-  const v6 = addresses.find((address) => isIPv6(address) && !address.includes("%"));
+  // The colon first: it tells nearly all apart, and for each status this is asked several times.
+  const v6 = addresses.find((address) => address.includes(":") && isIPv6(address) && !address.includes("%"));
   if (v4 === undefined || v6 === undefined) return [v4 ?? v6 ?? []].flat();
   const isV6First = before === undefined ? addresses.indexOf(v6) < addresses.indexOf(v4) : isIPv6(before);
   return isV6First ? [v6, v4] : [v4, v6];
