@@ -204,7 +204,7 @@ export interface Sandbox {
   close(): Promise<void>;
 }
 
-export interface SandboxStats extends Pick<MachineStats, "network" | "volumes"> {
+export interface SandboxStats extends Pick<MachineStats, "network" | "pressure" | "volumes"> {
   /** The supervisor adds when the container started, the size of its log and how its probes came out. */
   containers: Omit<ContainerStats, "started_at" | "logs_used_bytes" | "probes">[];
 }

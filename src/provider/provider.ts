@@ -80,6 +80,8 @@ export type ProviderCapacity = Schemas["ProviderCapacity"];
 export type ProbeTally = Schemas["ProbeTally"];
 export type ContainerStats = Schemas["ContainerStats"];
 export type MachineStats = Schemas["MachineStats"];
+export type Pressure = Schemas["Pressure"];
+export type Stall = Schemas["Stall"];
 
 export interface LogOptions extends CallOptions {
   follow?: boolean | undefined;

@@ -5,7 +5,13 @@
 import { existsSync, readFileSync } from "node:fs";
 import { mkdir, readdir, readFile, rmdir, writeFile } from "node:fs/promises";
 import { join } from "node:path";
-import { type Clock, ProviderError, type ResourceAmounts } from "../../../src/provider/kit/index.ts";
+import {
+  type Clock,
+  type Pressure,
+  ProviderError,
+  type ResourceAmounts,
+  type Stall,
+} from "../../../src/provider/kit/index.ts";
 import type { HostProblem } from "../engine.ts";
 import { isMissing } from "../host/files.ts";
 import { delegateControllers, missingControllers } from "./delegation.ts";
@@ -99,6 +105,21 @@ export class Cgroup {
       if (isGone(thrown)) return undefined;
       throw thrown;
     }
+  }
+
+  /** How long the group's tasks have waited; undefined where the host does not measure it for groups. */
+  async pressure(): Promise<Pressure | undefined> {
+    if (this.#version !== 2) return undefined;
+    const stalls = await Promise.all(
+      (["cpu", "memory", "io"] as const).map(async (resource) => {
+        // Switched off at boot (psi=0), or for this group: it cannot be read, and the rest can.
+        const text = await this.#read("", `${resource}.pressure`).catch(() => "");
+        const stall = stallOf(text);
+        return stall === undefined ? [] : [[resource, stall] as const];
+      }),
+    );
+    const pressure: Pressure = Object.fromEntries(stalls.flat());
+    return Object.keys(pressure).length > 0 ? pressure : undefined;
   }
 
   /** How often the kernel killed a process of this group because memory ran out. */
@@ -286,4 +307,25 @@ function numbers(text: string): Map<string, number> {
       return name === undefined || value === undefined ? [] : [[name, Number(value)] as const];
     }),
   );
+}
+
+/**
+ * `some avg10=0.12 avg60=0.00 avg300=0.00 total=34`, and the same of `full`, which older kernels do not have for
+ * processors.
+ *
+ * @internal
+ */
+export function stallOf(text: string): Stall | undefined {
+  const lines = new Map(text.split("\n").map((line) => [line.split(" ", 1)[0], line]));
+  const timeOf = (line = ""): Stall["some"] => {
+    const figures = new Map(line.split(" ").map((part) => [part.split("=")[0], Number(part.split("=")[1])]));
+    const of = (name: string, most: number) => Math.min(most, Math.max(0, figures.get(name) || 0));
+    return {
+      total_us: of("total", Number.MAX_SAFE_INTEGER),
+      avg10: of("avg10", 100),
+      avg60: of("avg60", 100),
+      avg300: of("avg300", 100),
+    };
+  };
+  return lines.has("some") ? { some: timeOf(lines.get("some")), full: timeOf(lines.get("full")) } : undefined;
 }

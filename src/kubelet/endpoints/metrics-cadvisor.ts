@@ -1,4 +1,5 @@
 /** Container metrics under cAdvisor's names, which dashboards expect of every kubelet. */
+import type { Pressure } from "../../provider/provider.ts";
 import { TEXT_FORMAT, family, type Labels, type Sample } from "../metrics/exposition.ts";
 import type { Handler } from "../router.ts";
 import type { NodeSample, StatsSource } from "../metrics/stats.ts";
@@ -31,8 +32,18 @@ export function renderCadvisorMetrics(node: NodeSample, capacity: MachineCapacit
   const started: Sample[] = [];
   const received: Sample[] = [];
   const sent: Sample[] = [];
-  for (const { pod, at, containers, network } of node.pods) {
+  const stalls = new Stalls();
+  for (const { pod, at, containers, network, pressure } of node.pods) {
     const { name = "", namespace = "", uid = "" } = pod.metadata ?? {};
+    const podLabels: Labels = [
+      ["container", ""],
+      ["id", `/kubepods/pod${uid}`],
+      ["image", ""],
+      ["name", ""],
+      ["namespace", namespace],
+      ["pod", name],
+    ];
+    stalls.add(podLabels, at, pressure);
     for (const container of containers) {
       const labels: Labels = [
         ["container", container.name],
@@ -55,6 +66,7 @@ export function renderCadvisorMetrics(node: NodeSample, capacity: MachineCapacit
       add(rss, container.rssBytes);
       add(fs, container.fsUsedBytes);
       add(started, container.startedAt / 1000);
+      stalls.add(labels, at, container.pressure);
     }
     if (network === undefined) continue;
     // cAdvisor shows a pod's network at its pause container: no container name, the image of pause.
@@ -89,6 +101,7 @@ export function renderCadvisorMetrics(node: NodeSample, capacity: MachineCapacit
     ),
     family("container_network_receive_bytes_total", "counter", "Cumulative count of bytes received.", received),
     family("container_network_transmit_bytes_total", "counter", "Cumulative count of bytes transmitted.", sent),
+    stalls.render(),
     family("machine_cpu_cores", "gauge", "Number of logical CPU cores.", [
       { labels: [], value: capacity.cpuMillis / 1000 },
     ]),
@@ -96,4 +109,43 @@ export function renderCadvisorMetrics(node: NodeSample, capacity: MachineCapacit
       { labels: [], value: capacity.memoryBytes },
     ]),
   ].join("");
+}
+
+const RESOURCES = { cpu: "CPU", memory: "memory", io: "IO" } as const;
+const KINDS = {
+  full: { name: "stalled", help: "no tasks in the container could make progress" },
+  some: { name: "waiting", help: "tasks in the container have waited" },
+} as const;
+
+/** Pressure stall figures: a counter for each resource and each kind of wait. */
+class Stalls {
+  readonly #samples = new Map<string, Sample[]>();
+
+  add(labels: Labels, timestampMs: number, pressure: Pressure | undefined): void {
+    for (const resource of ["cpu", "memory", "io"] as const) {
+      const stall = pressure?.[resource];
+      if (stall === undefined) continue;
+      for (const kind of ["full", "some"] as const) {
+        const key = `${resource} ${kind}`;
+        const samples = this.#samples.get(key) ?? [];
+        samples.push({ labels, value: stall[kind].total_us / 1e6, timestampMs });
+        this.#samples.set(key, samples);
+      }
+    }
+  }
+
+  render(): string {
+    return (["cpu", "memory", "io"] as const)
+      .flatMap((resource) =>
+        (["full", "some"] as const).map((kind) =>
+          family(
+            `container_pressure_${resource}_${KINDS[kind].name}_seconds_total`,
+            "counter",
+            `Total time duration ${KINDS[kind].help} due to ${RESOURCES[resource]} congestion.`,
+            this.#samples.get(`${resource} ${kind}`) ?? [],
+          ),
+        ),
+      )
+      .join("");
+  }
 }

@@ -1,6 +1,7 @@
 /** The summary API: usage per node, pod and container as JSON (k8s.io/kubelet: pkg/apis/stats/v1alpha1). */
 import { rfc3339 } from "../../util/clock.ts";
 import type { Handler } from "../router.ts";
+import type { Stall } from "../../provider/provider.ts";
 import type { ContainerSample, NodeSample, PodSample, StatsSource } from "../metrics/stats.ts";
 import { sum } from "./metrics-resource.ts";
 
@@ -63,14 +64,17 @@ function renderPod(sample: PodSample, brief: boolean): object {
       time,
       sum(containers.map((container) => container.cpuNanoseconds)),
       nanocores.includes(undefined) ? undefined : sum(nanocores as number[]),
+      sample.pressure?.cpu,
     ),
     memory: memory(
       time,
       sum(containers.map((container) => container.workingSetBytes)),
       total(containers.map((container) => container.usageBytes)),
       total(containers.map((container) => container.rssBytes)),
+      sample.pressure?.memory,
     ),
     ...(!brief && {
+      ...io(time, sample.pressure?.io),
       ...(sample.network && {
         network: { time, ...networkOf(sample.network), interfaces: [networkOf(sample.network)] },
       }),
@@ -92,15 +96,33 @@ function renderContainer(container: ContainerSample, time: string, brief: boolea
   return {
     name: container.name,
     startTime: rfc3339(container.startedAt),
-    cpu: cpu(time, container.cpuNanoseconds, container.cpuNanocores),
-    memory: memory(time, container.workingSetBytes, container.usageBytes, container.rssBytes),
+    cpu: cpu(time, container.cpuNanoseconds, container.cpuNanocores, container.pressure?.cpu),
+    memory: memory(
+      time,
+      container.workingSetBytes,
+      container.usageBytes,
+      container.rssBytes,
+      container.pressure?.memory,
+    ),
+    ...(!brief && io(time, container.pressure?.io)),
     ...(!brief && container.fsUsedBytes !== undefined && { rootfs: { time, usedBytes: container.fsUsedBytes } }),
     ...(!brief && container.logsUsedBytes !== undefined && { logs: { time, usedBytes: container.logsUsedBytes } }),
   };
 }
 
-function cpu(time: string, usageCoreNanoSeconds: number, usageNanoCores: number | undefined): object {
-  return { time, ...(usageNanoCores !== undefined && { usageNanoCores }), usageCoreNanoSeconds };
+function cpu(time: string, usageCoreNanoSeconds: number, usageNanoCores: number | undefined, stall?: Stall): object {
+  return { time, ...(usageNanoCores !== undefined && { usageNanoCores }), usageCoreNanoSeconds, ...psi(stall) };
+}
+
+function io(time: string, stall: Stall | undefined): object {
+  return stall === undefined ? {} : { io: { time, ...psi(stall) } };
+}
+
+/** Totals are microseconds here, too, as in a kubelet, whatever its API says of nanoseconds. */
+function psi(stall: Stall | undefined): object {
+  if (stall === undefined) return {};
+  const data = ({ total_us: total, avg10, avg60, avg300 }: Stall["some"]) => ({ total, avg10, avg60, avg300 });
+  return { psi: { full: data(stall.full), some: data(stall.some) } };
 }
 
 function memory(
@@ -108,12 +130,14 @@ function memory(
   workingSetBytes: number,
   usageBytes: number | undefined,
   rssBytes: number | undefined,
+  stall: Stall | undefined,
 ): object {
   return {
     time,
     ...(usageBytes !== undefined && { usageBytes }),
     workingSetBytes,
     ...(rssBytes !== undefined && { rssBytes }),
+    ...psi(stall),
   };
 }
 

@@ -3,7 +3,7 @@
  * sample is left out, never shown as zero: metrics-server drops a whole pod in which one container is zero.
  */
 import { claimNamesOf, uidOf } from "../../kube/pod.ts";
-import type { MachineStats, ProbeTally, Provider } from "../../provider/provider.ts";
+import type { MachineStats, Pressure, ProbeTally, Provider } from "../../provider/provider.ts";
 import type { Logger } from "../../telemetry/logger.ts";
 import type { Clock } from "../../util/clock.ts";
 import { runningContainers, type NodePod, type PodLookup } from "../pod-lookup.ts";
@@ -23,6 +23,7 @@ export interface ContainerSample {
   rssBytes?: number | undefined;
   fsUsedBytes?: number | undefined;
   logsUsedBytes?: number | undefined;
+  pressure?: Pressure | undefined;
 }
 
 export interface PodSample {
@@ -31,6 +32,8 @@ export interface PodSample {
   at: number;
   containers: ContainerSample[];
   network?: { rxBytes: number; txBytes: number };
+  /** Of all its containers together: it is no sum of theirs. */
+  pressure?: Pressure | undefined;
   volumes: VolumeUsage[];
 }
 
@@ -172,7 +175,7 @@ export class StatsSource {
     const at = Date.parse(machine.at);
     if (Number.isNaN(at)) return undefined;
     const running = new Map(runningContainers(pod).map((status) => [status.name, status]));
-    const sample: PodSample = { pod, at, containers: [], volumes: [] };
+    const sample: PodSample = { pod, at, containers: [], volumes: [], pressure: machine.pressure };
     for (const stats of machine.containers) {
       const status = running.get(stats.name);
       const startedAt = Date.parse(stats.started_at);
@@ -201,6 +204,7 @@ export class StatsSource {
         rssBytes: stats.memory_rss_bytes,
         fsUsedBytes: stats.fs_used_bytes,
         logsUsedBytes: stats.logs_used_bytes,
+        pressure: stats.pressure,
       });
     }
     if (machine.network) sample.network = { rxBytes: machine.network.rx_bytes, txBytes: machine.network.tx_bytes };

@@ -1833,6 +1833,28 @@ export interface components {
       /** @description The probe itself could not be run, which says nothing about the container. */
       unknown: components["schemas"]["Count"];
     };
+    /** @description How long there was too little of something for its processes, as Linux tells it (PSI: cgroup v2 `cpu.pressure`, `memory.pressure` and `io.pressure`). What the host does not measure is left out. */
+    Pressure: {
+      cpu?: components["schemas"]["Stall"];
+      memory?: components["schemas"]["Stall"];
+      io?: components["schemas"]["Stall"];
+    };
+    Stall: {
+      /** @description Some of its tasks waited. */
+      some: components["schemas"]["StallTime"];
+      /** @description All of its tasks waited. */
+      full: components["schemas"]["StallTime"];
+    };
+    StallTime: {
+      /** @description Microseconds since it began. */
+      total_us: components["schemas"]["Count"];
+      /** @description Percent of the last 10 seconds. */
+      avg10: number;
+      /** @description Percent of the last minute. */
+      avg60: number;
+      /** @description Percent of the last 5 minutes. */
+      avg300: number;
+    };
     ContainerStats: {
       name: components["schemas"]["Name"];
       started_at: components["schemas"]["Time"];
@@ -1843,6 +1865,7 @@ export interface components {
       memory_rss_bytes?: components["schemas"]["Count"];
       fs_used_bytes?: components["schemas"]["Count"];
       logs_used_bytes?: components["schemas"]["Count"];
+      pressure?: components["schemas"]["Pressure"];
       /** @description Of a backend that runs the probes, one for each that was run. */
       probes?: components["schemas"]["ProbeTally"][];
     };
@@ -1855,6 +1878,8 @@ export interface components {
         rx_bytes: components["schemas"]["Count"];
         tx_bytes: components["schemas"]["Count"];
       };
+      /** @description Of all its containers together. */
+      pressure?: components["schemas"]["Pressure"];
       volumes?: {
         /** @description As the specification has it, persistent ones too. */
         name: string;
@@ -2630,4 +2655,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: 041f94fcc81f8b6be8d565e6b3d07def9c4b97dd6b9bf5fb3ef1bbce4d0e9419
+// sha256 of openapi.yaml: 892ad27e67eb3b54a40b6220dbae644a8c3ab9d6685cab916bfff74bd8fe00af

@@ -296,3 +296,52 @@ describe("usage of volumes in /metrics", () => {
     expect(body).toContain("kubelet_node_name");
   });
 });
+
+describe("pressure stall figures", () => {
+  const time = (total_us: number) => ({ total_us, avg10: 1.5, avg60: 0.5, avg300: 0 });
+  const stall = (total_us: number) => ({ some: time(2 * total_us), full: time(total_us) });
+  const shown = (total: number) => ({ total, avg10: 1.5, avg60: 0.5, avg300: 0 });
+  const psi = (total: number) => ({ psi: { some: shown(2 * total), full: shown(total) } });
+
+  const measured = async () =>
+    await setUp({ a: ["c"] }).next({
+      a: {
+        containers: [container("c", 1, { pressure: { cpu: stall(1_000_000), io: stall(3_000_000) } })],
+        pressure: { memory: stall(5_000_000) },
+      },
+    });
+
+  test("are in the summary, of containers and of pods, where the backend tells them", async () => {
+    const node = await measured();
+    const { pods } = renderSummary(node, { nodeName: "n", startedAtMs: 0, brief: false }) as { pods: object[] };
+    expect(pods).toMatchObject([{ memory: psi(5_000_000), containers: [{ cpu: psi(1_000_000), io: psi(3_000_000) }] }]);
+    expect(JSON.stringify(pods).match(/"psi"/g)).toHaveLength(3);
+  });
+
+  test("of disks are left out of what is asked for processors and memory alone", async () => {
+    const brief = renderSummary(await measured(), { nodeName: "n", startedAtMs: 0, brief: true });
+    expect(JSON.stringify(brief)).not.toContain('"io"');
+  });
+
+  test("have cAdvisor's names, in seconds", async () => {
+    const text = renderCadvisorMetrics(await measured(), { cpuMillis: 1, memoryBytes: 1 });
+    expect(
+      text
+        .match(/^container_pressure_\S+\{container="\w*".* \S+ \d+$/gm)
+        ?.map((line) => line.replace(/,.* (\S+) \d+$/, "} $1")),
+    ).toEqual([
+      'container_pressure_cpu_stalled_seconds_total{container="c"} 1',
+      'container_pressure_cpu_waiting_seconds_total{container="c"} 2',
+      'container_pressure_memory_stalled_seconds_total{container=""} 5',
+      'container_pressure_memory_waiting_seconds_total{container=""} 10',
+      'container_pressure_io_stalled_seconds_total{container="c"} 3',
+      'container_pressure_io_waiting_seconds_total{container="c"} 6',
+    ]);
+  });
+
+  test("are no series where nobody measures them", async () => {
+    const node = await setUp({ a: ["c"] }).next({ a: { containers: [container("c", 1)] } });
+    expect(renderCadvisorMetrics(node, { cpuMillis: 1, memoryBytes: 1 })).not.toContain("container_pressure");
+    expect(JSON.stringify(renderSummary(node, { nodeName: "n", startedAtMs: 0, brief: false }))).not.toContain("psi");
+  });
+});

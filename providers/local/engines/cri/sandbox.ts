@@ -77,7 +77,7 @@ import { machineLabels, sandboxConfig } from "./sandbox-config.ts";
 import { isRunning, networkNamespace, sandboxInfo } from "./sandbox-info.ts";
 import { hasNetwork, joinNetwork, rejoinNetwork } from "./sandbox-network.ts";
 import { resizeContainer } from "./resize.ts";
-import { containerSamples, layerInodes, networkSample } from "./samples.ts";
+import { containerSamples, layerInodes, networkSample, sandboxPressure } from "./samples.ts";
 import { signalProcess } from "./signal-process.ts";
 import { commandStreams } from "./streams.ts";
 
@@ -480,6 +480,7 @@ class CriSandbox implements Sandbox {
     return {
       containers: containerSamples(sample, containers),
       volumes: await volumeStats(this.#home, this.#meter),
+      ...sandboxPressure(sample),
       ...(network === undefined ? {} : { network }),
     };
   }

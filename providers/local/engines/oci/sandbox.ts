@@ -391,9 +391,12 @@ export class OciSandbox implements Sandbox {
     const network = await this.#context.network.counters(this.#home.id);
     const samples = await Promise.all(
       containers.map(async (container) => {
-        const usage = await this.#cgroup(container).usage();
+        const group = this.#cgroup(container);
+        const usage = await group.usage();
         if (usage === undefined) return undefined;
+        const pressure = await group.pressure();
         return {
+          ...(pressure && { pressure }),
           name: container.name,
           cpu_usage_ns_total: usage.cpuNs,
           memory_working_set_bytes: usage.workingSet,
@@ -403,8 +406,10 @@ export class OciSandbox implements Sandbox {
         };
       }),
     );
+    const pressure = await this.#group.pressure();
     return {
       containers: samples.filter((sample) => sample !== undefined),
+      ...(pressure && { pressure }),
       volumes: await volumeStats(this.#home, this.#meter),
       ...(network === undefined ? {} : { network }),
     };
@@ -417,7 +422,7 @@ export class OciSandbox implements Sandbox {
   }
 
   async processes(): Promise<number> {
-    return (await new Cgroup(join(this.#context.cgroupRoot, machineHash(this.#home.id))).processes()).length;
+    return (await this.#group.processes()).length;
   }
 
   async readVolumeFile(volume: string, path: string, maxBytes: number): Promise<Buffer> {
@@ -446,8 +451,7 @@ export class OciSandbox implements Sandbox {
   }
 
   async resizeMachine(change: Parameters<typeof resizeGroup>[1], containers: () => Promise<void>): Promise<void> {
-    const { cgroupRoot } = this.#context;
-    await resizeGroup(new Cgroup(join(cgroupRoot, machineHash(this.#home.id))), change, containers);
+    await resizeGroup(this.#group, change, containers);
   }
 
   async close(): Promise<void> {
@@ -500,6 +504,11 @@ export class OciSandbox implements Sandbox {
 
   #cgroupPath(container: Pick<ContainerRef, "id">): string {
     return join(this.#context.cgroupRoot, machineHash(this.#home.id), container.id);
+  }
+
+  /** The machine's. */
+  get #group(): Cgroup {
+    return new Cgroup(join(this.#context.cgroupRoot, machineHash(this.#home.id)));
   }
 
   #cgroup(container: Pick<ContainerRef, "id">): Cgroup {
