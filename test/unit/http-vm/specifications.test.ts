@@ -14,7 +14,7 @@ import { MemoryProvider } from "../../../providers/memory/index.ts";
 import { ALL_CAPABILITIES } from "../../../src/provider/capabilities.ts";
 import { isProviderError } from "../../../src/provider/errors.ts";
 import { MACHINE_BYTES, specExcess } from "../../../src/provider/limits.ts";
-import type { ContainerState, Machine, MachineSpec } from "../../../src/provider/machine.ts";
+import type { ContainerSpec, ContainerState, Machine, MachineSpec } from "../../../src/provider/machine.ts";
 import type { MachineStats, Provider } from "../../../src/provider/provider.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { arbitraryOf, type SchemaNode } from "../../support/arbitrary-schema.ts";
@@ -166,11 +166,15 @@ function coherent(spec: MachineSpec): MachineSpec {
   const rename = <T extends { name: string; mounts?: unknown; devices?: unknown; claims?: unknown }>(
     list: T[] | undefined,
   ) => (list ?? []).map(({ mounts: _dropped, devices: _too, claims: _three, ...rest }) => ({ ...rest, name: name() }));
+  const containers = <T extends { name: string; env?: ContainerSpec["env"] }>(list: T[] | undefined) =>
+    rename(list).map((each) =>
+      each.env === undefined ? each : { ...each, env: each.env.filter(({ from_file }) => from_file === undefined) },
+    );
   return {
     ...spec,
-    containers: rename(spec.containers),
+    containers: containers(spec.containers),
     init_containers: [],
-    ephemeral_containers: rename(spec.ephemeral_containers),
+    ephemeral_containers: containers(spec.ephemeral_containers),
     volumes: rename(withoutClaims(spec.volumes)) as NonNullable<MachineSpec["volumes"]>,
   };
 }

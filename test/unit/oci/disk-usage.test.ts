@@ -27,7 +27,7 @@ beforeEach(() => {
   const diskWalks = new SharedPlaces(3);
   open = (id, namespace) =>
     new OciSandbox(
-      { clock, diskWalks, network: { counters: () => undefined } } as never,
+      { clock, diskWalks, cgroupRoot: join(dir, "cgroup"), network: { counters: () => undefined } } as never,
       {
         id,
         dir: join(dir, id),
