@@ -70,6 +70,10 @@ export interface paths {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -107,6 +111,10 @@ export interface paths {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -132,6 +140,10 @@ export interface paths {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -172,6 +184,10 @@ export interface paths {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -212,6 +228,10 @@ export interface paths {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -238,6 +258,10 @@ export interface paths {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -284,6 +308,10 @@ export interface paths {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["VolumeId"];
@@ -321,6 +349,10 @@ export interface paths {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["VolumeId"];
@@ -391,6 +423,10 @@ export interface paths {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -1957,6 +1993,10 @@ export interface components {
   parameters: {
     /** @description Echoed in the reply. */
     RequestId: string;
+    /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+    TraceParent: string;
+    /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+    TraceState: string;
     MachineId: components["schemas"]["MachineId"];
     VolumeId: components["schemas"]["MachineId"];
     ContainerName: components["schemas"]["Name"];
@@ -1988,6 +2028,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path?: never;
       cookie?: never;
@@ -2013,6 +2057,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path?: never;
       cookie?: never;
@@ -2047,6 +2095,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path?: never;
       cookie?: never;
@@ -2078,6 +2130,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -2096,6 +2152,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -2121,6 +2181,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
         /** @description `*`, from an agent that has seen no machine of this id: it is not to take away the one that another agent makes at this moment. With capability `delete_if_absent`, a machine that is there makes this a `conflict` and is left as it is, and an id that has none, or its tombstone, is buried. Nothing else is ever sent. A backend without the capability deletes what it finds. */
         "If-None-Match"?: "*";
       };
@@ -2142,6 +2206,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -2164,6 +2232,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -2198,6 +2270,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -2237,6 +2313,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -2271,6 +2351,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -2296,6 +2380,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -2330,6 +2418,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path?: never;
       cookie?: never;
@@ -2355,6 +2447,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["VolumeId"];
@@ -2373,6 +2469,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["VolumeId"];
@@ -2396,6 +2496,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["VolumeId"];
@@ -2415,6 +2519,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["VolumeId"];
@@ -2437,6 +2545,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["VolumeId"];
@@ -2464,6 +2576,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["VolumeId"];
@@ -2489,6 +2605,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path?: never;
       cookie?: never;
@@ -2517,6 +2637,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path?: never;
       cookie?: never;
@@ -2542,6 +2666,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -2560,6 +2688,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -2582,6 +2714,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -2603,6 +2739,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path?: never;
       cookie?: never;
@@ -2634,6 +2774,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path?: never;
       cookie?: never;
@@ -2655,4 +2799,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: 892ad27e67eb3b54a40b6220dbae644a8c3ab9d6685cab916bfff74bd8fe00af
+// sha256 of openapi.yaml: ef5d550229d77cf31e9f08b7133aef9b67776bb09d8b65f5ba854981858b7589
