@@ -41,6 +41,7 @@ export const valuesSchema = z.strictObject({
   }),
   logLevel: agent.logLevel,
   audit: agent.audit,
+  tracing: agent.tracing,
   api: agent.api,
   leaderElection: z.strictObject({
     enabled: election.enabled,

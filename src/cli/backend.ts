@@ -5,8 +5,9 @@ import { checkPlugins, checkSecrets, startBackend } from "../../providers/local/
 import { loadBackendConfig } from "../../providers/local/config.ts";
 import { createEngine } from "../../providers/local/engines/index.ts";
 import { checkHost } from "../../providers/local/provider.ts";
-import { ConfigError } from "../config/load.ts";
+import { ConfigError, configuredBy } from "../config/load.ts";
 import { createLogger, silentLogger, type LogFormat } from "../telemetry/logger.ts";
+import { openTracing } from "../telemetry/open-tracing.ts";
 import { untilAborted } from "../util/abort.ts";
 import { systemClock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
@@ -42,7 +43,15 @@ async function run(path: string, format: LogFormat): Promise<void> {
   const logger = createLogger({ level: config.logLevel, format });
   openNoDebugger(logger);
   const { fatal } = outliveFaults(logger, { ownFolder: PROGRAM_FOLDER });
-  const starting = startBackend(config, { clock: systemClock, logger, version: VERSION });
+  const tracing = await configuredBy("tracing", () =>
+    openTracing(config.tracing, {
+      resource: { "service.name": "vmlet-backend", "service.version": VERSION, "host.name": config.hostName },
+      version: VERSION,
+      clock: systemClock,
+      logger,
+    }),
+  );
+  const starting = startBackend(config, { clock: systemClock, logger, version: VERSION, tracing });
   // Elsewhere the log is all that there is, and programs read it.
   const shown = isatty(2) ? new Progress().of("Starting the backend", () => starting) : starting;
   const backend = await shown.catch((thrown: unknown) => {
@@ -60,6 +69,7 @@ async function run(path: string, format: LogFormat): Promise<void> {
   if (!fatal.aborted && (power.aborted || (await isHostStopping()))) await backend.shutDown();
   else logger.info({}, "Stopping; machines run on and are found again at the next start");
   await backend.close();
+  await tracing?.close();
   fatal.throwIfAborted();
 }
 
