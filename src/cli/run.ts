@@ -4,8 +4,9 @@ import { Command } from "commander";
 import { Agent } from "../agent/agent.ts";
 import { ConfigFile } from "../agent/config-file.ts";
 import { configuredBy, ENVIRONMENT, loadConfig, type ConfigOverrides } from "../config/load.ts";
-import { createLogger, createLogSink, type LogFormat } from "../telemetry/logger.ts";
-import { openTracing } from "../telemetry/open-tracing.ts";
+import type { AgentConfig } from "../config/schema.ts";
+import { createLogger, createLogSink, type LogFormat, type Logger } from "../telemetry/logger.ts";
+import type { Tracing } from "../telemetry/tracing.ts";
 import { systemClock } from "../util/clock.ts";
 import { systemRandom } from "../util/random.ts";
 import { openNoDebugger, signalToStop } from "./exit.ts";
@@ -42,14 +43,7 @@ export function runCommand(): Command {
     openNoDebugger(logger);
     const { fatal, counts } = outliveFaults(logger);
     const signal = AbortSignal.any([signalToStop(), fatal]);
-    const tracing = await configuredBy("tracing", () =>
-      openTracing(config.tracing, {
-        resource: { "service.name": "vmlet", "service.version": VERSION, "host.name": hostname() },
-        version: VERSION,
-        clock: systemClock,
-        logger,
-      }),
-    );
+    const tracing = config.tracing && (await openTracing(config.tracing, logger));
     const creating = Agent.open({
       config,
       file: new ConfigFile({ path, flags: overrides, config, clock: systemClock, logger }),
@@ -76,4 +70,12 @@ export function runCommand(): Command {
     // A provider module may have left timers or connections behind.
     process.exit();
   });
+}
+
+/** Loaded only where it is asked for. @throws ConfigError when a file cannot be used */
+async function openTracing(config: NonNullable<AgentConfig["tracing"]>, logger: Logger): Promise<Tracing> {
+  const { SdkTracing } = await import("../telemetry/sdk-tracing.ts");
+  const resource = { "service.name": "vmlet", "service.version": VERSION, "host.name": hostname() };
+  const options = { ...config, resource, version: VERSION, clock: systemClock, logger };
+  return await configuredBy("tracing", () => SdkTracing.open(options));
 }

@@ -1,6 +1,6 @@
 /**
  * Traces, as a collaborator: what a pod, a request or a machine's step has to do with the others, told to a collector.
- * Where nothing is traced it is absent, and nothing of it is loaded or asked for (open-tracing.ts).
+ * Where nothing is traced it is absent, and nothing of what makes them (sdk-tracing.ts) is loaded.
  *
  * What a span says can be read by all who read traces: names, ids, counts and words of few, each cut to a length;
  * nothing of a pod's environment, files or commands, no credentials, and no texts of errors, which may quote them.

@@ -6,7 +6,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { describe, expect, test } from "vitest";
 import { OtlpExporter } from "../../../src/telemetry/otlp-exporter.ts";
-import { openTracing } from "../../../src/telemetry/open-tracing.ts";
+import { SdkTracing } from "../../../src/telemetry/sdk-tracing.ts";
 import { traced, tracedStep, type Tracing } from "../../../src/telemetry/tracing.ts";
 import { systemClock, type Clock } from "../../../src/util/clock.ts";
 import { collectingLogger } from "../../support/collecting-logger.ts";
@@ -27,25 +27,16 @@ interface Settings {
 async function open(settings: Settings) {
   const { endpoint, samplingRatePerMillion = 1_000_000, headersFile, caFile, clock = systemClock } = settings;
   const logger = collectingLogger();
-  const tracing = await openTracing(
-    { endpoint, samplingRatePerMillion, headersFile, caFile },
-    { resource: { "service.name": "vmlet" }, version: "1.2.3", clock, logger },
-  );
-  return { tracing: tracing!, logger };
+  const collaborators = { resource: { "service.name": "vmlet" }, version: "1.2.3", clock, logger };
+  const tracing = await SdkTracing.open({ endpoint, samplingRatePerMillion, headersFile, caFile, ...collaborators });
+  return { tracing, logger };
 }
 
 const spanIn = (tracing: Tracing, name: string, parent?: { traceparent: string }) =>
   traced(tracing, name, { parent }, () => undefined);
 
-test("without a configuration there are no traces, and work is done all the same", async () => {
-  const none = await openTracing(undefined, {
-    resource: {},
-    version: "1",
-    clock: systemClock,
-    logger: collectingLogger(),
-  });
-  expect(none).toBeUndefined();
-  expect(await traced(none, "a", {}, (span) => [span])).toEqual([undefined]);
+test("where nothing is traced, work is done all the same", async () => {
+  expect(await traced(undefined, "a", {}, (span) => [span])).toEqual([undefined]);
 });
 
 describe("a span", () => {
