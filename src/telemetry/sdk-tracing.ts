@@ -27,7 +27,7 @@ import { OtlpExporter, type OtlpOptions } from "./otlp-exporter.ts";
 import { formatTraceParent, parseTraceParent, type TraceContext } from "./trace-context.ts";
 import type { Attributes, Span, SpanOptions, Tracing } from "./tracing.ts";
 
-export interface SdkTracingOptions extends OtlpOptions {
+interface SdkTracingOptions extends OtlpOptions {
   samplingRatePerMillion: number;
 }
 
