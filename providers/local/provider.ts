@@ -52,7 +52,6 @@ import {
   toError,
   unseenMachine,
   specIdentity,
-  type Tracing,
   type VolumeProvider,
 } from "../../src/provider/kit/index.ts";
 import { capabilitiesOf } from "./capabilities.ts";
@@ -80,8 +79,6 @@ interface LocalProviderOptions {
   secrets?: { dir: string; maxBytes: number } | undefined;
   clock: Clock;
   logger: Logger;
-  /** Absent: nothing is traced. */
-  tracing?: Tracing | undefined;
   /** Shown in the machine's status. */
   host: string;
   version: string;
@@ -172,7 +169,8 @@ export class LocalProvider implements Provider {
       store,
       shims: options.shims ?? options.engine.keeper ?? processShims(options),
       ...this.#plugins?.sources,
-      ...{ clock: options.clock, logger: options.logger, tracing: options.tracing },
+      clock: options.clock,
+      logger: options.logger,
       starts: new SharedPlaces(options.startConcurrency ?? START_CONCURRENCY),
       onImagesChanged: () => this.#retainImages(),
       onDeleted: (supervisor) => this.#bury(supervisor),

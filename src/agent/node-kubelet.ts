@@ -57,7 +57,6 @@ export async function createKubelet(
     clock,
     logger,
     metrics,
-    tracing: options.tracing,
     certificate,
     clientCa,
     machineLabels: ownerLabels(clusterId, node.name),

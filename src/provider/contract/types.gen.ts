@@ -70,10 +70,6 @@ export interface paths {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
-        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
-        traceparent?: components["parameters"]["TraceParent"];
-        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
-        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -111,10 +107,6 @@ export interface paths {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
-        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
-        traceparent?: components["parameters"]["TraceParent"];
-        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
-        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -140,10 +132,6 @@ export interface paths {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
-        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
-        traceparent?: components["parameters"]["TraceParent"];
-        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
-        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -184,10 +172,6 @@ export interface paths {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
-        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
-        traceparent?: components["parameters"]["TraceParent"];
-        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
-        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -228,10 +212,6 @@ export interface paths {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
-        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
-        traceparent?: components["parameters"]["TraceParent"];
-        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
-        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -258,10 +238,6 @@ export interface paths {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
-        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
-        traceparent?: components["parameters"]["TraceParent"];
-        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
-        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -308,10 +284,6 @@ export interface paths {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
-        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
-        traceparent?: components["parameters"]["TraceParent"];
-        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
-        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["VolumeId"];
@@ -349,10 +321,6 @@ export interface paths {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
-        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
-        traceparent?: components["parameters"]["TraceParent"];
-        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
-        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["VolumeId"];
@@ -423,10 +391,6 @@ export interface paths {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
-        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
-        traceparent?: components["parameters"]["TraceParent"];
-        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
-        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -1993,10 +1957,6 @@ export interface components {
   parameters: {
     /** @description Echoed in the reply. */
     RequestId: string;
-    /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
-    TraceParent: string;
-    /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
-    TraceState: string;
     MachineId: components["schemas"]["MachineId"];
     VolumeId: components["schemas"]["MachineId"];
     ContainerName: components["schemas"]["Name"];
@@ -2028,10 +1988,6 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
-        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
-        traceparent?: components["parameters"]["TraceParent"];
-        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
-        tracestate?: components["parameters"]["TraceState"];
       };
       path?: never;
       cookie?: never;
@@ -2057,10 +2013,6 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
-        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
-        traceparent?: components["parameters"]["TraceParent"];
-        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
-        tracestate?: components["parameters"]["TraceState"];
       };
       path?: never;
       cookie?: never;
@@ -2095,10 +2047,6 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
-        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
-        traceparent?: components["parameters"]["TraceParent"];
-        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
-        tracestate?: components["parameters"]["TraceState"];
       };
       path?: never;
       cookie?: never;
@@ -2130,10 +2078,6 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
-        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
-        traceparent?: components["parameters"]["TraceParent"];
-        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
-        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -2152,10 +2096,6 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
-        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
-        traceparent?: components["parameters"]["TraceParent"];
-        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
-        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -2181,10 +2121,6 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
-        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
-        traceparent?: components["parameters"]["TraceParent"];
-        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
-        tracestate?: components["parameters"]["TraceState"];
         /** @description `*`, from an agent that has seen no machine of this id: it is not to take away the one that another agent makes at this moment. With capability `delete_if_absent`, a machine that is there makes this a `conflict` and is left as it is, and an id that has none, or its tombstone, is buried. Nothing else is ever sent. A backend without the capability deletes what it finds. */
         "If-None-Match"?: "*";
       };
@@ -2206,10 +2142,6 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
-        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
-        traceparent?: components["parameters"]["TraceParent"];
-        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
-        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -2232,10 +2164,6 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
-        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
-        traceparent?: components["parameters"]["TraceParent"];
-        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
-        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -2270,10 +2198,6 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
-        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
-        traceparent?: components["parameters"]["TraceParent"];
-        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
-        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -2313,10 +2237,6 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
-        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
-        traceparent?: components["parameters"]["TraceParent"];
-        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
-        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -2351,10 +2271,6 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
-        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
-        traceparent?: components["parameters"]["TraceParent"];
-        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
-        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -2380,10 +2296,6 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
-        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
-        traceparent?: components["parameters"]["TraceParent"];
-        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
-        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -2418,10 +2330,6 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
-        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
-        traceparent?: components["parameters"]["TraceParent"];
-        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
-        tracestate?: components["parameters"]["TraceState"];
       };
       path?: never;
       cookie?: never;
@@ -2447,10 +2355,6 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
-        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
-        traceparent?: components["parameters"]["TraceParent"];
-        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
-        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["VolumeId"];
@@ -2469,10 +2373,6 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
-        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
-        traceparent?: components["parameters"]["TraceParent"];
-        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
-        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["VolumeId"];
@@ -2496,10 +2396,6 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
-        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
-        traceparent?: components["parameters"]["TraceParent"];
-        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
-        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["VolumeId"];
@@ -2519,10 +2415,6 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
-        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
-        traceparent?: components["parameters"]["TraceParent"];
-        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
-        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["VolumeId"];
@@ -2545,10 +2437,6 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
-        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
-        traceparent?: components["parameters"]["TraceParent"];
-        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
-        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["VolumeId"];
@@ -2576,10 +2464,6 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
-        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
-        traceparent?: components["parameters"]["TraceParent"];
-        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
-        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["VolumeId"];
@@ -2605,10 +2489,6 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
-        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
-        traceparent?: components["parameters"]["TraceParent"];
-        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
-        tracestate?: components["parameters"]["TraceState"];
       };
       path?: never;
       cookie?: never;
@@ -2637,10 +2517,6 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
-        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
-        traceparent?: components["parameters"]["TraceParent"];
-        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
-        tracestate?: components["parameters"]["TraceState"];
       };
       path?: never;
       cookie?: never;
@@ -2666,10 +2542,6 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
-        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
-        traceparent?: components["parameters"]["TraceParent"];
-        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
-        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -2688,10 +2560,6 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
-        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
-        traceparent?: components["parameters"]["TraceParent"];
-        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
-        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -2714,10 +2582,6 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
-        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
-        traceparent?: components["parameters"]["TraceParent"];
-        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
-        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -2739,10 +2603,6 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
-        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
-        traceparent?: components["parameters"]["TraceParent"];
-        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
-        tracestate?: components["parameters"]["TraceState"];
       };
       path?: never;
       cookie?: never;
@@ -2774,10 +2634,6 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
-        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
-        traceparent?: components["parameters"]["TraceParent"];
-        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
-        tracestate?: components["parameters"]["TraceState"];
       };
       path?: never;
       cookie?: never;
@@ -2799,4 +2655,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: ef5d550229d77cf31e9f08b7133aef9b67776bb09d8b65f5ba854981858b7589
+// sha256 of openapi.yaml: 892ad27e67eb3b54a40b6220dbae644a8c3ab9d6685cab916bfff74bd8fe00af
