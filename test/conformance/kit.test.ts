@@ -32,6 +32,7 @@ const CAPABILITIES: readonly Capability[] = [
   "devices",
   "resource_claims",
   "volumes.csi",
+  "volumes.csi_persistent",
 ];
 const CAPACITY = {
   allocatable: {
