@@ -125,7 +125,9 @@ export const MORE_MUTANTS: Record<string, Mutant> = {
       each.type === "csi" ? { name: each.name, type: "empty_dir" as const, medium: "disk" as const } : each,
     ),
   })),
-  "volumes/those-of-csi-drivers-are-told-of-until-the-end": showing(({ csi_volumes: _untold, ...machine }) => machine),
+  "volumes/those-of-csi-drivers-are-told-of-until-the-end": showing(({ csi_volumes }) =>
+    csi_volumes ? { csi_volumes: [] } : {},
+  ),
   "disruption/is-told-while-the-machine-runs": {
     provider: (sound) => ({
       getPods: async (options) => {

@@ -47,6 +47,8 @@ export const CSI_CHECKS: readonly Check[] = [
       );
       context.expect(machine.started_at === undefined, "it never to run", `it runs since ${machine.started_at}`);
       context.expect(tells(machine), "it to tell in csi_volumes of the volume that it may have", "it does not");
+      const isListed = (await context.list()).items.some((each) => each.id === id && tells(each));
+      context.expect(isListed, "the list to tell of it, too", "it does not");
       await context.stop(id, 0);
       const over = await context.untilOver(id);
       context.expect(!tells(over), "it to tell of the volume no more when it is over", "it does");
