@@ -447,8 +447,7 @@ export class PodRenderer {
     const csi = await this.#options.csi.read(pod, read.references, signal).catch(overBudget);
     if (typeof csi === "string") return { ok: false, problem: csi };
     const tokens = [...csi.values()].flatMap((each) => (each.kind === "found" ? each.tokens : []));
-    const secrets = [...disks.values()].flatMap((each) => (each.kind === "found" ? (each.secrets ?? []) : []));
-    this.#secrets.learnTokens(pod, [...tokens, ...secrets]);
+    this.#secrets.learnTokens(pod, tokens);
     return { ...read, references: { ...read.references, disks, claims, csi } };
   }
 

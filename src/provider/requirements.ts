@@ -134,8 +134,7 @@ function volumeNeeds(volume: Volume, field: string, need: Need): void {
       need("volumes.persistent", field);
       return;
     case "csi":
-      if (volume.persistent === undefined) need("volumes.csi", field);
-      else need("volumes.csi_persistent", `${field}.persistent`);
+      need("volumes.csi", field);
       return;
     case "host":
       need("volumes.host", field);

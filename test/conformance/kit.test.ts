@@ -32,7 +32,6 @@ const CAPABILITIES: readonly Capability[] = [
   "devices",
   "resource_claims",
   "volumes.csi",
-  "volumes.csi_persistent",
 ];
 const CAPACITY = {
   allocatable: {
