@@ -263,11 +263,13 @@ export const MORE_MUTANTS: Record<string, Mutant> = {
   "containers/args-follow-the-command": creatingContainers(({ args: _args, ...container }) => container),
   "containers/environment-is-exact": creatingContainers((container) => ({
     ...container,
-    env: (container.env ?? []).map(({ name, value }) => ({ name, value: value.split("\n")[0]! })),
+    env: (container.env ?? []).map((each) =>
+      each.from_file === undefined ? { ...each, value: each.value.split("\n")[0]! } : each,
+    ),
   })),
   "containers/environment-has-empty-values": creatingContainers((container) => ({
     ...container,
-    env: (container.env ?? []).filter(({ value }) => value !== ""),
+    env: (container.env ?? []).filter(({ value, from_file }) => value !== "" || from_file !== undefined),
   })),
   "containers/environment-has-PATH-and-HOME": creatingContainers((container) =>
     container.command?.at(-1) === "env" && container.env === undefined
