@@ -36,10 +36,7 @@ export type Operation =
   | "createImage"
   | "getImage"
   | "listImages"
-  | "deleteImage"
-  | "putPodRanges"
-  | "getPodRanges"
-  | "deletePodRanges";
+  | "deleteImage";
 
 export type Fault =
   /** Nothing is done. */

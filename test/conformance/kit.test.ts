@@ -30,7 +30,6 @@ const CAPABILITIES: readonly Capability[] = [
   ...MEMORY_CAPABILITIES,
   "restart_rules",
   "devices",
-  "pod_ranges",
   "resource_claims",
   "volumes.csi",
 ];

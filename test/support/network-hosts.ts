@@ -20,8 +20,7 @@ export interface NetworkHost {
 
 interface Wanted {
   readonly address: string;
-  /** With the range that its Node's agent has told, where `cidr` is the Node's. */
-  readonly network: NetworkOptions & { told?: string };
+  readonly network: NetworkOptions;
 }
 
 const PROGRAM = join(import.meta.dirname, "network-host-program.ts");

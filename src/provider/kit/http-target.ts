@@ -9,7 +9,6 @@ export type ReplySchema = Extract<
   | "StatsList"
   | "ProviderCapacity"
   | "PersistentVolumePage"
-  | "PodRanges"
   | "PrewarmedImageList"
   | "VolumeCapacity"
 >;

@@ -1,3 +1,0 @@
-import { nodeRange } from "../backend/node-range.ts";
-
-await nodeRange("cri");
