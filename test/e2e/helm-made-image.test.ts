@@ -2,11 +2,11 @@
  * `npm run image`: images that are made without an engine, pushed to a registry, and run, by engine `oci` and by the chart.
  * With VMLET_TEST_SLICE, as in CI, the backend's is made for this host's architecture alone, and once.
  */
-import { mkdtempSync, realpathSync, rmSync } from "node:fs";
+import { mkdtempSync } from "node:fs";
 import { lstat, mkdir, mkdtemp, open, readFile, readdir, readlink, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { afterAll, beforeAll, describe, expect, onTestFinished, test, vi } from "vitest";
+import { afterAll, beforeAll, describe, expect, test, vi } from "vitest";
 import { dockerStage, runConfigOf, treeOf } from "../../helm/dockerfile.ts";
 import { nativeArchitecture } from "../../helm/image.ts";
 import { startBackend } from "../../providers/local/backend.ts";
@@ -16,11 +16,9 @@ import { findTool } from "../../providers/local/host/command.ts";
 import { HostNetwork } from "../../providers/local/network/network.ts";
 import { silentLogger } from "../../src/telemetry/logger.ts";
 import { systemClock } from "../../src/util/clock.ts";
-import { KillableBackend } from "../integration/backend/killable.ts";
-import { removeEngine } from "../support/engines.ts";
 import { testNetwork } from "../support/host.ts";
 import { leaveOut } from "../support/left-out.ts";
-import { busyboxImage, missingForImages, startRegistry } from "../support/registry.ts";
+import { missingForImages, startRegistry } from "../support/registry.ts";
 import { cached, cacheKey } from "./harness/cache.ts";
 import { runCommand, tryCommand } from "./harness/exec.ts";
 import { describeInCluster } from "./helm-in-cluster-suite.ts";
@@ -268,63 +266,11 @@ if (uncompiled.length > 0) {
       300_000,
     );
 
-    test.skipIf(cannotRun.length > 0)(
-      "runs containers with nothing but what is in it",
-      async () => {
-        const registry = await startRegistry();
-        onTestFinished(() => registry.stop());
-        await registry.push("t/busybox:1", await busyboxImage());
-        const own = realpathSync(mkdtempSync(join(tmpdir(), "vmlet-made-")));
-        const images = { insecureRegistries: [registry.host] };
-        const more = { engine: { type: "cri", network, images }, persistentVolumes: false };
-        const { Entrypoint: entrypoint = [] } = runConfigOf(await dockerStage("backend"));
-        const within = ["unshare", "--pid", "--mount", "--fork", "--kill-child=SIGKILL", "sh", "-c", CONTAINED, "sh"];
-        const backend = new KillableBackend(own, more, [...within, await rootfs(native), own], entrypoint);
-        onTestFinished(async () => {
-          await backend.kill();
-          await removeEngine("cri", { stateDir: backend.stateDir, network });
-          await new HostNetwork({ dir: "/nonexistent/network", ...network }).remove();
-          rmSync(own, { recursive: true, force: true });
-        });
-        // Of this host it has neither programs nor variables.
-        await backend.start({ PATH: process.env["PATH"] });
-        const script = "echo n=$((6 * 7)); sleep 100000";
-        const container = { name: "a", image: `${registry.host}/t/busybox:1`, command: ["sh", "-c", script] };
-        await backend.call("PUT", "/v1/machines/m", { labels: {}, restart_policy: "never", containers: [container] });
-        await backend.reaches("m", "running");
-        await vi.waitFor(async () => expect(await backend.logNumbers("m")).toEqual([42]), { timeout: 30_000 });
-        await backend.call("DELETE", "/v1/machines/m?force=true");
-        await backend.reaches("m", "deleted");
-      },
-      300_000,
-    );
-
     describeInCluster({
       engine: "cri",
       images: () => [`oci:${join(dir, "layout")}:vmlet`, `oci:${join(dir, "backend")}:vmlet-backend`],
     });
   });
-
-/** What a container runtime does of an image: a root of its own, and the privileged pod's mounts. Arguments: the root, a shared folder. */
-const CONTAINED = `
-  set -e
-  root=$1 shared=$2
-  shift 2
-  mount --make-rprivate /
-  mount --bind "$root" "$root"
-  cd "$root"
-  mount -t proc proc proc
-  mount --rbind /sys sys
-  mount --rbind /dev dev
-  mkdir -p var/lib/cni
-  for each in run tmp var/lib/cni; do mount -t tmpfs tmpfs "$each"; done
-  mkdir -p ".$shared" tmp/old
-  mount --bind "$shared" ".$shared"
-  cp /etc/hosts /etc/resolv.conf etc/
-  mount -o remount,bind,ro .
-  pivot_root . tmp/old
-  exec env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
-    chroot . sh -c 'umount --lazy /tmp/old; exec "$@"' sh "$@"`;
 
 /**
  * What is not made of a package manager's work: its own notes, what people read, links to authorities beside the bundle that

@@ -16,21 +16,14 @@ export class KillableBackend {
   readonly configFile: string;
   readonly #socket: string;
   readonly #within: readonly string[];
-  readonly #program: readonly string[];
   #process: ChildProcess | undefined;
 
   /**
    * @param dir is there, and holds all of it; @param more of its configuration; @param within the start of its command
-   *   line; @param program in place of this checkout's
+   *   line
    */
-  constructor(
-    dir: string,
-    more: object = {},
-    within: readonly string[] = [],
-    program: readonly string[] = [process.execPath, BACKEND_PROGRAM],
-  ) {
+  constructor(dir: string, more: object = {}, within: readonly string[] = []) {
     this.#within = within;
-    this.#program = program;
     this.stateDir = join(dir, "state");
     this.configFile = join(dir, "backend.yaml");
     this.#socket = join(dir, "api");
@@ -46,8 +39,8 @@ export class KillableBackend {
 
   /** @param env beside this process's own */
   async start(env: NodeJS.ProcessEnv = {}): Promise<void> {
-    const backend = ["backend", "--config", this.configFile];
-    const [program, ...argv] = [...this.#within, ...this.#program, ...backend];
+    const backend = [process.execPath, BACKEND_PROGRAM, "backend", "--config", this.configFile];
+    const [program, ...argv] = [...this.#within, ...backend];
     this.#process = spawn(program!, argv, { stdio: "ignore", env: { ...process.env, ...env } });
     await vi.waitFor(async () => expect((await this.call("GET", "/v1/info")).status).toBe(200), START_PATIENCE);
   }
