@@ -2,13 +2,12 @@
  * The state folder of a guest that has pulled images already. No two pulls leave the same bytes (containerd's tables
  * have times), so what was pulled once is kept: the same names give the same image, until it is asked for again.
  */
-import { mkdir, mkdtemp, rm } from "node:fs/promises";
+import { mkdir, mkdtemp, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join, relative } from "node:path";
 import { parseBackendConfig } from "../../providers/local/config.ts";
 import { pullImagesAhead } from "../../providers/local/engines/cri/images-ahead.ts";
 import { findTool, run } from "../../providers/local/host/command.ts";
-
 import { ConfigError } from "../config/load.ts";
 import type { RegistryAuth } from "../provider/machine.ts";
 import { createLogger } from "../telemetry/logger.ts";
@@ -61,6 +60,8 @@ export async function prewarmedFolder(
     try {
       await mkdir(place, { recursive: true, mode: 0o700 });
       await pullImagesAhead(images, { stateDir: place, network, limits, auth, clock: systemClock, logger, signal });
+      // Registries may have given them to their caller alone, and this host has other users.
+      await writeFile(draft, "", { mode: 0o600 });
       const what = ["-cf", draft, "-C", root, relative("/", stateDir)];
       await run("tar", [...SAME_BYTES, ...WITH_ATTRIBUTES, ...ATTRIBUTE_HEADERS, ...what], { signal });
     } finally {
