@@ -261,6 +261,12 @@ export const EVENT_REASONS: Readonly<Record<string, EventReason>> = {
   NodeNotSchedulable: { on: "Node", from: "agent", meaning: "The Node was cordoned." },
   NodeReady: { on: "Node", from: "agent", meaning: "The Node is ready." },
   NodeSchedulable: { on: "Node", from: "agent", meaning: "The Node was uncordoned." },
+  PodRangeNotReady: {
+    ...{ on: "Node", from: "agent" },
+    meaning:
+      "The backend gives machines addresses of the Node's podCIDR, and cannot: there is none, another node has the backend, the host has the range otherwise, or machines still have addresses of another range. New pods wait.",
+    cure: "The message has the cure; the Node's condition PodRangeReady says it for as long as it lasts.",
+  },
   Preempting: {
     ...{ on: "Pod", from: "agent" },
     meaning: "The pod was ended to make room for a critical one.",

@@ -20,6 +20,7 @@ import {
   type MachineSpec,
   type MachineStats,
   type ProcessStreams,
+  type PodRangesProvider,
   type Provider,
   type ProviderCapacity,
   ProviderError,
@@ -41,6 +42,7 @@ import { upgrade } from "./last-release.ts";
 import { isTooLarge, MachineLists, readItems } from "./lists.ts";
 import { DEFAULT_LIMITS, type HttpVmLimits, type HttpVmOptions } from "./options.ts";
 import { PodNames } from "./pod-names.ts";
+import { HttpVmPodRanges } from "./pod-ranges.ts";
 import { openPort, openProcess } from "./streams.ts";
 import { HttpVmVolumes } from "./volumes.ts";
 import { believe, parseReply, plainText, requireValid, tameTexts } from "./validate.ts";
@@ -54,6 +56,7 @@ export class HttpVmProvider implements Provider {
   readonly #lists: MachineLists;
   readonly volumes: VolumeProvider;
   readonly images: ImageProvider;
+  readonly podRanges: PodRangesProvider;
   readonly #pods = new PodNames();
 
   /** @throws TypeError when the url cannot be used */
@@ -72,6 +75,7 @@ export class HttpVmProvider implements Provider {
     this.#lists = new MachineLists(this.#client, this.#judge, this.#limits);
     this.volumes = new HttpVmVolumes(this.#client, this.#judge, this.#limits);
     this.images = new HttpVmImages(this.#client, this.#judge);
+    this.podRanges = new HttpVmPodRanges(this.#client, this.#judge);
   }
 
   async getInfo({ signal }: CallOptions): Promise<ProviderInfo> {

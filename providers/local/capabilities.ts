@@ -1,11 +1,19 @@
 /** What this backend tells that it can do, and judges machines by. */
-import type { Capability } from "../../src/provider/kit/index.ts";
+import {
+  assertCapable,
+  assertRuntimeHandler,
+  type Capability,
+  type MachineSpec,
+  requiredCapabilities,
+} from "../../src/provider/kit/index.ts";
+import type { Engine } from "./engine.ts";
 
 interface Declared {
   engine: {
     readonly capabilities: readonly Capability[];
     readonly hasCdi?: boolean | undefined;
     readonly hasCsi?: boolean | undefined;
+    readonly nodeRange?: object | undefined;
   };
   /** Whether the host's owner offers volumes that outlive machines, where the engine has them. Default: yes. */
   persistentVolumes?: boolean | undefined;
@@ -29,9 +37,22 @@ export function capabilitiesOf(
   const capabilities = new Set(engine.capabilities);
   if (persistentVolumes === false) for (const each of VOLUME_CAPABILITIES) capabilities.delete(each);
   if (tellsCapacity) capabilities.add("capacity");
+  if (engine.nodeRange !== undefined) capabilities.add("pod_ranges");
   if (plugins !== undefined) capabilities.add("devices");
   // What drivers give to a container, they give in the Container Device Interface alone.
   if (plugins !== undefined && engine.hasCdi === true) capabilities.add("resource_claims");
   if (plugins !== undefined && engine.hasCsi === true) capabilities.add("volumes.csi");
   return [...capabilities];
+}
+
+/** @throws ProviderError where the engine cannot run it, or not yet */
+export function assertServable(
+  spec: MachineSpec,
+  engine: Pick<Engine, "runtimeHandlers" | "validate" | "nodeRange">,
+  capabilities: readonly Capability[],
+): void {
+  assertCapable(requiredCapabilities(spec), capabilities);
+  assertRuntimeHandler(spec, engine.runtimeHandlers);
+  engine.validate?.(spec);
+  engine.nodeRange?.assertServes(spec);
 }

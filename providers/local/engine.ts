@@ -27,6 +27,7 @@ import {
   type ContainerStats,
   type MachineSpec,
   type MachineStats,
+  type PodRangesProvider,
   type ProcessStreams,
   type ProviderCapacity,
   type RegistryAuth,
@@ -67,6 +68,8 @@ export interface Engine {
   readonly volumes?: (place: VolumePlace) => HostVolumes;
   /** Where a runtime keeps containers' commands by itself. Absent: shim processes do. */
   readonly keeper?: Shims;
+  /** Where its machines' addresses are those of a Node, whose agent tells them (capability `pod_ranges`). */
+  readonly nodeRange?: NodeAddresses | undefined;
   check(): Promise<HostProblem[]>;
   /** Throws ProviderError invalid or unsupported, with the field, for a spec that can never run here. */
   validate?(spec: MachineSpec): void;
@@ -97,6 +100,12 @@ export interface Engine {
   readonly overhead?: { machineBytes: number; containerBytes: number };
   /** Releases handles and timers. Sandboxes live on. */
   close(): Promise<void>;
+}
+
+interface NodeAddresses {
+  readonly api: PodRangesProvider;
+  /** @throws ProviderError unavailable for a machine that would get an address which is not its Node's */
+  assertServes(spec: MachineSpec): void;
 }
 
 /** A machine as an engine sees it. */

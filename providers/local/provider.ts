@@ -16,7 +16,6 @@ import {
 } from "./shim/client.ts";
 import {
   assertCapable,
-  assertRuntimeHandler,
   assertTellable,
   type CallOptions,
   type Capability,
@@ -38,13 +37,13 @@ import {
   noSuchMachine,
   patchCapabilities,
   patchExcess,
+  type PodRangesProvider,
   type ProcessStreams,
   type Provider,
   type ProviderCapacity,
   machineIsThere,
   ProviderError,
   type ProviderInfo,
-  requiredCapabilities,
   SharedPlaces,
   tenantOf,
   specExcess,
@@ -54,13 +53,14 @@ import {
   specIdentity,
   type VolumeProvider,
 } from "../../src/provider/kit/index.ts";
-import { capabilitiesOf } from "./capabilities.ts";
+import { assertServable, capabilitiesOf } from "./capabilities.ts";
 import type { Engine, HostProblem, Shims } from "./engine.ts";
 import { type EvictionOptions, HostCare, type ShutdownGrace } from "./host-care.ts";
 import { findTool } from "./host/command.ts";
 import { runsInUserNamespace } from "./host/proc.ts";
 import { HostPlugins, type PluginOptions } from "./plugins/host-plugins.ts";
 import { type PrewarmOptions, type PrewarmedImages, prewarmedOf } from "./images/prewarmed.ts";
+import { podRangesOf } from "./pod-ranges.ts";
 import { lockFile } from "./host/lock.ts";
 import { TornFiles } from "./host/torn-files.ts";
 import { imageLocations, type MachineRecord, recordOfLost, whatIsKnown } from "./machine/record.ts";
@@ -142,6 +142,7 @@ export class LocalProvider implements Provider {
   readonly volumes?: VolumeProvider;
   readonly #prewarmed: PrewarmedImages | undefined;
   readonly images: ImageProvider | undefined;
+  readonly podRanges: PodRangesProvider | undefined;
   readonly #context: SupervisorContext;
   readonly #closed = new AbortController();
   /** Descriptor of the state directory's lock. */
@@ -163,6 +164,7 @@ export class LocalProvider implements Provider {
     if (this.#volumes !== undefined && options.persistentVolumes !== false) this.volumes = this.#volumes.api;
     this.#prewarmed = prewarmedOf(options, () => this.#retainImages());
     this.images = this.#prewarmed?.api;
+    this.podRanges = podRangesOf(options.engine, () => this.#assertOpen());
     this.#context = {
       engine: options.engine,
       volumes: this.#volumes,
@@ -335,9 +337,7 @@ export class LocalProvider implements Provider {
         throw new ProviderError("unavailable", `what is left of a former machine ${id} is still being removed`);
       assertTellable(specExcess(spec));
       validateSpec(spec);
-      assertCapable(requiredCapabilities(spec), this.#capabilities());
-      assertRuntimeHandler(spec, this.#engine.runtimeHandlers);
-      this.#engine.validate?.(spec);
+      assertServable(spec, this.#engine, this.#capabilities());
       this.#volumes?.assertClaimable(spec);
       this.#secrets.reserve(id, tenantOf(spec.labels), secretBytes(spec));
       const supervisor = this.#create(id, spec);

@@ -36,7 +36,10 @@ export type Operation =
   | "createImage"
   | "getImage"
   | "listImages"
-  | "deleteImage";
+  | "deleteImage"
+  | "putPodRanges"
+  | "getPodRanges"
+  | "deletePodRanges";
 
 export type Fault =
   /** Nothing is done. */

@@ -32,6 +32,8 @@ import {
   patchCapabilities,
   patchExcess,
   type ProcessStreams,
+  PodRangeBook,
+  type PodRangesProvider,
   type Provider,
   type ProviderCapacity,
   machineIsThere,
@@ -107,6 +109,7 @@ export class MemoryProvider implements Provider {
   readonly #volumes: MemoryVolumes;
   readonly volumes: VolumeProvider;
   readonly images: ImageProvider;
+  readonly podRanges: PodRangesProvider;
   #addresses = 0;
 
   constructor(options: MemoryProviderOptions = {}) {
@@ -132,6 +135,22 @@ export class MemoryProvider implements Provider {
           return effect();
         }),
     });
+    this.podRanges = this.#ranges();
+  }
+
+  /** Its machines have the addresses that they had. */
+  #ranges(): PodRangesProvider {
+    const book = new PodRangeBook({ within: ["10.244.0.0/16"] });
+    const call = <T>(operation: Operation, signal: AbortSignal, effect: () => Promise<T>) =>
+      this.#call(operation, undefined, signal, () => {
+        this.#assertCapable("pod_ranges");
+        return effect();
+      });
+    return {
+      put: (spec, options) => call("putPodRanges", options.signal, () => book.put(spec, options)),
+      get: (options) => call("getPodRanges", options.signal, () => book.get(options)),
+      delete: (options) => call("deletePodRanges", options.signal, () => book.delete(options)),
+    };
   }
 
   getInfo({ signal }: CallOptions): Promise<ProviderInfo> {

@@ -40,7 +40,7 @@ export async function leave(options: LeavingOptions, signal: AbortSignal): Promi
   while (!signal.aborted) {
     const { pods } = agent;
     const left = stillUsedBy(agent);
-    if (isEmpty(agent) && (agent.controller.isGone || !agent.acts)) return true;
+    if (isEmpty(agent) && (!agent.acts || (agent.controller.isGone && (await agent.releaseRange(signal))))) return true;
     if (!agent.acts || !pods.store.synced) {
       // A standby leaves the work to the leader.
     } else if (left.length > 0) {

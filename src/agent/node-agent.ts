@@ -100,6 +100,7 @@ export class NodeAgent {
     await Promise.all([
       this.#node.controller.run(linked).catch((thrown: unknown) => refused.abort(thrown)),
       this.#node.followCapacity(linked),
+      this.#node.tellRange(linked),
       this.#pods.volumesInUse.run(linked),
       // The pods of a Node that is not ours belong to its own kubelet.
       this.#node.controller
@@ -126,6 +127,11 @@ export class NodeAgent {
   describe(node: NodeConfig): void {
     Object.assign(this.#options.node, nodeObjectFields(node));
     this.#node.controller.refresh();
+  }
+
+  /** The node is served no longer. @returns whether its machines' range is free for another node */
+  async releaseRange(signal: AbortSignal): Promise<boolean> {
+    return await this.#node.releaseRange(signal);
   }
 
   get acts(): boolean {

@@ -1,6 +1,13 @@
 /** A node's Node object: what is written into it, and where that comes from. */
 import type { Kube } from "../kube/kube.ts";
-import { fixedCapacity, ProviderCapacitySource, type CapacitySource, withConditions } from "../node/capacity.ts";
+import { PodRange } from "../node/pod-range.ts";
+import {
+  fixedCapacity,
+  type NodeCapacity,
+  ProviderCapacitySource,
+  type CapacitySource,
+  withConditions,
+} from "../node/capacity.ts";
 import { NodeController } from "../node/node-controller.ts";
 import type { BackendHealth } from "../node/settings.ts";
 import type { PodController } from "../pods/controller.ts";
@@ -13,6 +20,10 @@ export interface NodeObject {
   controller: NodeController;
   /** Asks the backend for its capacity and its host's conditions until the signal aborts. */
   followCapacity(signal: AbortSignal): Promise<void>;
+  /** Tells the backend the Node's podCIDRs, where it takes them, until the signal aborts. */
+  tellRange(signal: AbortSignal): Promise<void>;
+  /** The node is served no longer. @returns whether its range is free for another one */
+  releaseRange(signal: AbortSignal): Promise<boolean>;
 }
 
 const CAPACITY_EVERY_MS = 30_000;
@@ -42,6 +53,18 @@ export function createNode(
     onChange,
     everyMs: () => (hasDevices() ? DEVICES_EVERY_MS : CAPACITY_EVERY_MS),
   });
+  const range = new PodRange({
+    provider,
+    clusterId,
+    nodeName: node.name,
+    node: () => controller.store.getByName("", node.name),
+    clock,
+    random,
+    logger,
+    warn: (reason, message) =>
+      events.event({ apiVersion: "v1", kind: "Node", name: node.name, uid: node.name }, "Warning", reason, message),
+    onChange,
+  });
   const ofBackend = capacityOf(backend, reported);
   const controller = new NodeController({
     kube: acting,
@@ -69,11 +92,11 @@ export function createNode(
     },
     report: () => backend.forNode(),
     capacity: {
-      current: () =>
-        (node.capacity === undefined
-          ? ofBackend
-          : withConditions(fixedCapacity(node.capacity), reported, hasDevices)
-        ).current(),
+      current: () => {
+        const source =
+          node.capacity === undefined ? ofBackend : withConditions(fixedCapacity(node.capacity), reported, hasDevices);
+        return withCondition(source.current(), range.condition);
+      },
     },
     backend: healthOf(pods),
     volumes: volumesInUse,
@@ -86,6 +109,7 @@ export function createNode(
       },
     },
   });
+  controller.store.onChange(() => range.nodeChanged());
   return {
     controller,
     async followCapacity(signal) {
@@ -93,7 +117,22 @@ export function createNode(
       controller.refresh();
       if (!signal.aborted && backend.can("capacity")) await reported.run(signal);
     },
+    async tellRange(signal) {
+      await Promise.all([backend.known(signal), controller.claimed(signal)]);
+      if (!signal.aborted && backend.can("pod_ranges") === true) await range.run(signal);
+    },
+    releaseRange: async (signal) => backend.can("pod_ranges") !== true || (await range.release(signal)),
   };
+}
+
+/** With what is known here of the Node, not by the backend. */
+function withCondition(
+  capacity: NodeCapacity | undefined,
+  condition: NodeCapacity["conditions"][number] | undefined,
+): NodeCapacity | undefined {
+  if (capacity === undefined || condition === undefined) return capacity;
+  const others = capacity.conditions.filter(({ type }) => type !== condition.type);
+  return { ...capacity, conditions: [...others, condition] };
 }
 
 /** The backend's own capacity, where it can tell; else a default. */

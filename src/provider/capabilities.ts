@@ -70,6 +70,8 @@ export const CAPABILITIES = {
   host_ipc: "the host's IPC namespace",
   // what machines begin with
   "images.prewarm": "images that are pulled before a machine asks for them, and kept",
+  // addresses
+  pod_ranges: "machines have addresses of the ranges that the cluster has given to their Node",
   // placement
   instance_types: "named sizes",
 } as const;

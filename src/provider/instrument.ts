@@ -38,6 +38,12 @@ const IMAGE_CALLS: Readonly<Record<string, string>> = {
   list: "list_images",
   delete: "delete_image",
 };
+/** Calls for the ranges of addresses. */
+const POD_RANGE_CALLS: Readonly<Record<string, string>> = {
+  put: "put_pod_ranges",
+  get: "get_pod_ranges",
+  delete: "delete_pod_ranges",
+};
 /** Calls that open a session, for as long as the client that asked for it waits. */
 const SESSIONS: Readonly<Record<string, string>> = { exec: "exec", attach: "attach", portForward: "port_forward" };
 
@@ -58,6 +64,8 @@ function instrumented<T extends object>(
         return instrumented(member, VOLUME_CALLS, metrics, clock);
       if (property === "images" && typeof member === "object" && member !== null)
         return instrumented(member, IMAGE_CALLS, metrics, clock);
+      if (property === "podRanges" && typeof member === "object" && member !== null)
+        return instrumented(member, POD_RANGE_CALLS, metrics, clock);
       if (typeof member !== "function") return member;
       const call = member as (...args: unknown[]) => unknown;
       const name = String(property);

@@ -23,6 +23,7 @@ import type {
   UnknownMachine,
 } from "./machine.ts";
 import type { ImageProvider } from "./image.ts";
+import type { PodRangesProvider } from "./pod-ranges.ts";
 import type { VolumeClass, VolumeProvider } from "./volume.ts";
 
 /** Every call takes a signal; when it aborts, the call rejects soon and whatever it held is released. */
@@ -194,6 +195,8 @@ export interface Provider {
   readonly volumes?: VolumeProvider;
   /** Capability `images.prewarm`. */
   readonly images?: ImageProvider | undefined;
+  /** Capability `pod_ranges`. */
+  readonly podRanges?: PodRangesProvider | undefined;
   /** Releases connections and timers. Machines live on. */
   close(): Promise<void>;
 }

@@ -16,3 +16,35 @@ export function inRanges(ranges: readonly string[]): (ip: string) => boolean {
 }
 
 const familyOf = (ip: string) => (isIP(ip) === 6 ? "ipv6" : "ipv4");
+
+export interface Ipv4Range {
+  /** With the first address: `10.244.1.0/24`. */
+  text: string;
+  prefix: number;
+  first: number;
+  last: number;
+}
+
+/** `10.244.1.7/24` is 10.244.1.0 to 10.244.1.255; undefined for what is no IPv4 range. */
+export function parseIpv4Range(text: string): Ipv4Range | undefined {
+  const [address = "", prefixText = "", ...rest] = text.split("/");
+  const prefix = Number(prefixText);
+  if (rest.length > 0 || isIP(address) !== 4 || !/^\d{1,2}$/.test(prefixText) || prefix > 32) return undefined;
+  const size = 2 ** (32 - prefix);
+  const first = Math.floor(ipv4Number(address) / size) * size;
+  return { text: `${ipv4Text(first)}/${prefix}`, prefix, first, last: first + size - 1 };
+}
+
+export const overlaps = (one: Ipv4Range, other: Ipv4Range): boolean =>
+  one.first <= other.last && other.first <= one.last;
+
+export const containsRange = (outer: Ipv4Range, inner: Ipv4Range): boolean =>
+  outer.first <= inner.first && inner.last <= outer.last;
+
+export function ipv4Number(address: string): number {
+  return address.split(".").reduce((sum, octet) => sum * 256 + Number(octet), 0);
+}
+
+export function ipv4Text(address: number): string {
+  return [24, 16, 8, 0].map((shift) => Math.floor(address / 2 ** shift) % 256).join(".");
+}

@@ -30,6 +30,7 @@ const CAPABILITIES: readonly Capability[] = [
   ...MEMORY_CAPABILITIES,
   "restart_rules",
   "devices",
+  "pod_ranges",
   "resource_claims",
   "volumes.csi",
 ];

@@ -26,6 +26,7 @@ import {
 } from "./mutant-kinds.ts";
 import { MORE_MUTANTS } from "./mutants-more.ts";
 import { IMAGE_MUTANTS } from "./mutants-images.ts";
+import { POD_RANGE_MUTANTS } from "./mutants-pod-ranges.ts";
 import { RESTARTED_MUTANTS } from "./mutants-restarted.ts";
 import { VOLUME_MUTANTS } from "./mutants-volumes.ts";
 
@@ -42,6 +43,7 @@ export const MUTANTS: Record<string, Mutant> = {
   ...RESTARTED_MUTANTS,
   ...VOLUME_MUTANTS,
   ...IMAGE_MUTANTS,
+  ...POD_RANGE_MUTANTS,
   "info/says-what-it-is": {
     provider: (sound) => ({ getInfo: async (options) => ({ ...(await sound.getInfo(options)), version: "" }) }),
   },

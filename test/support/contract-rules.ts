@@ -81,6 +81,8 @@ const HOLDERS: readonly Holder[] = [
   { begins: "Idempotent: the same id", where: "images", checks: ["images/replays-keep-one"] },
   { begins: "Idempotent, and 204", where: "images", checks: ["images/deleted-are-not-kept"] },
   { begins: "Never shown, and not kept", checks: ["images/show-no-secrets"] },
+  { begins: "Idempotent.", where: "pod-ranges put", checks: ["pod-ranges/are-one-nodes"] },
+  { begins: "Idempotent, and 204", where: "pod-ranges", checks: ["pod-ranges/are-one-nodes"] },
   { begins: "A `since` that is older", checks: ["events/an-unknown-revision-is-gone", "http/events-in-the-future"] },
   { begins: "*Long poll*", checks: ["http/long-poll-of-events", "http/a-long-poll-"] },
   { begins: "` the MachineEvent in one line", checks: ["events/come-while-watching"] },

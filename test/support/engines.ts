@@ -65,7 +65,7 @@ export async function removeEngine(
   const machines = new Cgroup(`/vmlet-${machineHash(stateDir)}`);
   await machines.kill(systemClock);
   if (type === "cri") {
-    const unused = { bridge: "", cidr: "", gateway: "" };
+    const unused = { bridge: "", range: () => undefined };
     await new OwnContainerd({ dir: join(stateDir, "cri"), clock: systemClock, ...unused }).remove();
   }
   await unmountBelow(stateDir);

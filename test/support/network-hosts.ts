@@ -20,7 +20,8 @@ export interface NetworkHost {
 
 interface Wanted {
   readonly address: string;
-  readonly network: NetworkOptions;
+  /** With the range that its Node's agent has told, where `cidr` is the Node's. */
+  readonly network: NetworkOptions & { told?: string };
 }
 
 const PROGRAM = join(import.meta.dirname, "network-host-program.ts");

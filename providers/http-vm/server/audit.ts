@@ -1,6 +1,7 @@
 /**
- * The audit of the Machine API: one line for each machine or volume that is created, changed, stopped or deleted, and
- * for each exec, attach and connection to a port, also for one that was refused.
+ * The audit of the Machine API: one line for each machine or volume that is created, changed, stopped or deleted, for
+ * ranges of addresses that are told or given back, and for each exec, attach and connection to a port, also for one
+ * that was refused.
  */
 import type { IncomingMessage } from "node:http";
 import {
@@ -23,7 +24,8 @@ export type AuditedAction =
   | "attach"
   | "port-forward"
   | `${"create" | "resize" | "delete" | "reserve" | "release"}-volume`
-  | `${"create" | "delete"}-image`;
+  | `${"create" | "delete"}-image`
+  | `${"tell" | "give-back"}-ranges`;
 
 /** A route that may be audited. */
 export interface AuditedRoute extends RoutePattern {
@@ -78,7 +80,7 @@ export class CallAudit {
         reason: error?.message,
         client: call.client,
         source: remoteAddress === undefined ? "socket" : `${remoteAddress} ${remotePort}`,
-        [isVolume ? "volume" : "machine"]: decoded(id),
+        ...(id === "" ? {} : { [isVolume ? "volume" : "machine"]: decoded(id) }),
         ...(reservation === undefined ? {} : { reservation: decoded(reservation) }),
         cluster: labels[LABEL_CLUSTER],
         node: labels[LABEL_NODE],

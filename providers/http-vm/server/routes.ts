@@ -16,6 +16,7 @@ import {
   releaseVolume,
   reserveVolume,
 } from "./endpoints/volume.ts";
+import { deletePodRanges, getPodRanges, putPodRanges } from "./endpoints/pod-ranges.ts";
 import type { Endpoint, Route } from "./router.ts";
 
 const route = (method: string, pattern: string, handle: Endpoint, audit?: AuditedAction): Route => ({
@@ -45,6 +46,9 @@ export const ROUTES: readonly Route[] = [
   route("GET", "/v1/images/:id", getImage),
   route("PUT", "/v1/images/:id", putImage, "create-image"),
   route("DELETE", "/v1/images/:id", deleteImage, "delete-image"),
+  route("GET", "/v1/pod-ranges", getPodRanges),
+  route("PUT", "/v1/pod-ranges", putPodRanges, "tell-ranges"),
+  route("DELETE", "/v1/pod-ranges", deletePodRanges, "give-back-ranges"),
   route("GET", "/v1/events", getEvents),
   route("GET", "/v1/stats", getStats),
   route("GET", "/v1/info", getInfo),

@@ -21,6 +21,7 @@ import {
   type MachineList,
   type MachineSpec,
   nodeIdOf,
+  type PodRangesProvider,
   type Provider,
   ProviderError,
   type ProviderInfo,
@@ -31,6 +32,7 @@ import {
   type VolumeProvider,
 } from "../../../src/provider/kit/index.ts";
 import { scopedImages } from "./scope-images.ts";
+import { scopedPodRanges } from "./scope-pod-ranges.ts";
 import { scopedVolumes } from "./scope-volumes.ts";
 
 export const VERBS = ["read", "logs", "write", "exec", "port_forward", "volumes", "images", "host"] as const;
@@ -71,6 +73,7 @@ class ScopedProvider implements Provider {
   readonly portForward?: NonNullable<Provider["portForward"]>;
   readonly volumes?: VolumeProvider;
   readonly images?: ImageProvider;
+  readonly podRanges?: PodRangesProvider;
   readonly #provider: Provider;
   readonly #client: string;
   readonly #verbs: readonly Verb[];
@@ -139,6 +142,13 @@ class ScopedProvider implements Provider {
         clusters: clusters && new Set(clusters.map(clusterPrefix)),
         mayRead: this.#verbs.includes("read"),
         mayWrite: this.#verbs.includes("images"),
+        refusal: (what) => this.#refusal(what),
+      });
+    if (provider.podRanges !== undefined)
+      this.podRanges = scopedPodRanges(provider.podRanges, {
+        mayRead: this.#verbs.includes("read"),
+        mayWrite: this.#verbs.includes("write"),
+        isOwn: (labels) => this.#wrongLabel(labels) === undefined,
         refusal: (what) => this.#refusal(what),
       });
   }

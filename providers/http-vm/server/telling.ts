@@ -14,6 +14,7 @@ import {
   type MachineStats,
   MAX_GROUPS,
   type PersistentVolume,
+  type PodRanges,
   type PrewarmedImage,
   type UnknownMachine,
 } from "../../../src/provider/kit/index.ts";
@@ -189,6 +190,11 @@ export function imageJson(image: PrewarmedImage): string {
     ...(image_id !== undefined && { image_id: cut(image_id, NAME_BYTES) }),
     ...(size_bytes !== undefined && { size_bytes: count(size_bytes) }),
   });
+}
+
+export function podRangesJson(told: PodRanges): string {
+  const { message } = told;
+  return JSON.stringify({ ...told, ...(message !== undefined && { message: cut(message, MESSAGE_BYTES) }) });
 }
 
 /** Samples as JSON; one of the figures that says nothing is left out, and with one that must be there its container. */

@@ -11,6 +11,7 @@ import { OciEngine } from "./oci/engine.ts";
 import { DEFAULT_HOST_PORTS, parsePortRange } from "../network/host-ports.ts";
 import { parseSubnet } from "../network/ipam.ts";
 import { BRIDGE_NAME } from "../network/network.ts";
+import { OF_THE_NODE } from "../network/range.ts";
 import { AddressPool, createProcessEngine } from "./process/process.ts";
 import { VmEngine } from "./vm/engine.ts";
 
@@ -109,9 +110,14 @@ const networkSchema = z
       .describe("Name of the machines' bridge; one backend per bridge. Default vmlet0."),
     cidr: z
       .string()
-      .refine(parsedBy(parseSubnet), "must be an IPv4 range with a prefix of 8 to 29, such as 10.99.0.0/16")
+      .refine(
+        (cidr) => cidr === OF_THE_NODE || parsedBy(parseSubnet)(cidr),
+        "must be an IPv4 range with a prefix of 8 to 29, such as 10.99.0.0/16, or node",
+      )
       .optional()
-      .describe("IPv4 range of the machines' addresses; the host has none of it elsewhere. Default 10.99.0.0/16."),
+      .describe(
+        "IPv4 range of the machines' addresses; the host has none of it elsewhere. node: the podCIDR of the Node, which its agent tells and which has to lie in podCidrs; no machine begins before that. Default 10.99.0.0/16.",
+      ),
     outbound: z
       .enum(["allow", "deny"])
       .optional()
@@ -124,7 +130,7 @@ const networkSchema = z
       .array(z.cidrv4("must be an IPv4 range such as 10.96.0.0/11"))
       .optional()
       .describe(
-        "Ranges of the cluster's pods on other hosts, to which this host has routes: machines reach them under their own addresses, whatever outbound says. Default none.",
+        "Ranges of the cluster's pods, to which this host has routes where they are on other hosts: machines reach them under their own addresses, never masqueraded, whatever outbound says. With cidr node, that of the Node has to lie in one. Default none.",
       ),
     openHostPorts: z
       .array(z.int().min(1).max(65535))
@@ -141,6 +147,11 @@ const networkSchema = z
       .describe(
         `Ports of this host, and ranges of them, that pods may have as hostPort, with hostIP of that address alone, as long as no other program of this host uses them. Default ${DEFAULT_HOST_PORTS.join(", ")}.`,
       ),
+  })
+  .superRefine(({ cidr, podCidrs = [] }, context) => {
+    if (cidr !== OF_THE_NODE || podCidrs.length > 0) return;
+    const message = "must name the range that the cluster gives Nodes theirs of (--cluster-cidr): cidr is node";
+    context.addIssue({ code: "custom", path: ["podCidrs"], message });
   })
   .optional()
   .describe("The machines' network.");

@@ -6,7 +6,7 @@
 import { mkdir, readdir, rm, writeFile } from "node:fs/promises";
 import { isIPv4 } from "node:net";
 import { join } from "node:path";
-import { Once, ProviderError } from "../../../src/provider/kit/index.ts";
+import { ipv4Number, ipv4Text, Once, ProviderError } from "../../../src/provider/kit/index.ts";
 import { readFileIfExists } from "../host/files.ts";
 import { HostError } from "../host/host-error.ts";
 
@@ -30,23 +30,28 @@ export function parseSubnet(cidr: string): Subnet {
       `network.cidr ${JSON.stringify(cidr)}: want an IPv4 range with a prefix of 8 to 29, such as 10.99.0.0/16`,
     );
   const size = 2 ** (32 - prefix);
-  const address = toNumber(octets.join("."));
+  const address = ipv4Number(octets.join("."));
   const base = Math.floor(address / size) * size;
   return {
-    cidr: `${toText(base)}/${prefix}`,
+    cidr: `${ipv4Text(base)}/${prefix}`,
     prefix,
-    gateway: toText(base + 1),
+    gateway: ipv4Text(base + 1),
     first: base + 2,
     last: base + size - 2,
   };
 }
+
+/** Of a range that a Node has and nobody has told. */
+export const NO_RANGE =
+  "the addresses of this backend's machines are the Node's podCIDR (network.cidr: node), and no agent has told it yet";
 
 /** The address that was given out last, among the leases, as the CNI plugin host-local has it. */
 const LAST_FILE = "last_reserved_ip";
 
 export class Ipam {
   readonly #dir: string;
-  readonly #subnet: Subnet;
+  /** Undefined until it is known. */
+  #subnet: Subnet | undefined;
   /** What the folder holds, read once: nothing else writes there. */
   readonly #read = new Once(() => this.#load());
   /** Address -> machine id. */
@@ -56,8 +61,14 @@ export class Ipam {
   /** Where the search starts: right after the last one, so that an address rests before it is used again. */
   #next: number;
 
-  constructor(dir: string, subnet: Subnet) {
+  constructor(dir: string, subnet: Subnet | undefined) {
     this.#dir = dir;
+    this.#subnet = subnet;
+    this.#next = subnet?.first ?? 0;
+  }
+
+  /** From now on, addresses are given out of another range. */
+  use(subnet: Subnet): void {
     this.#subnet = subnet;
     this.#next = subnet.first;
   }
@@ -67,11 +78,12 @@ export class Ipam {
     await this.#read.get();
     const own = this.#owned.get(machineId);
     if (own !== undefined) return own;
+    if (this.#subnet === undefined) throw new ProviderError("unavailable", NO_RANGE);
     const { first, last, cidr } = this.#subnet;
     for (let tried = first; tried <= last; tried++) {
       const candidate = this.#next;
       this.#next = candidate >= last ? first : candidate + 1;
-      const address = toText(candidate);
+      const address = ipv4Text(candidate);
       if (this.#leases.has(address)) continue;
       if (!(await this.#take(address, machineId))) continue;
       // Without it a next backend would begin with the address that has rested least; that is no reason to fail.
@@ -156,20 +168,13 @@ export class Ipam {
 
   /** The one to begin with when this text was given out last. */
   #after(address: string): number {
+    if (this.#subnet === undefined) return 0;
     const { first, last } = this.#subnet;
-    const next = isIPv4(address) ? toNumber(address) + 1 : first;
+    const next = isIPv4(address) ? ipv4Number(address) + 1 : first;
     return next > last || next < first ? first : next;
   }
 }
 
 function isTaken(thrown: unknown): boolean {
   return (thrown as NodeJS.ErrnoException).code === "EEXIST";
-}
-
-function toNumber(address: string): number {
-  return address.split(".").reduce((sum, octet) => sum * 256 + Number(octet), 0);
-}
-
-function toText(address: number): string {
-  return [24, 16, 8, 0].map((shift) => Math.floor(address / 2 ** shift) % 256).join(".");
 }

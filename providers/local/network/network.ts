@@ -13,19 +13,19 @@
  */
 import { closeSync, existsSync } from "node:fs";
 import { mkdir, readdir, readFile, rm, writeFile } from "node:fs/promises";
-import { BlockList } from "node:net";
 import { join } from "node:path";
 import { type Clock, type ContainerPort, type Logger, Once, ProviderError } from "../../../src/provider/kit/index.ts";
 import type { HostProblem } from "../engine.ts";
 import { findTool } from "../host/command.ts";
 import { lockFile } from "../host/lock.ts";
-import { isMissing, readFileIfExists, writeFileAtomic } from "../host/files.ts";
+import { isMissing, readFileIfExists } from "../host/files.ts";
 import { checkConnections, forgetConnections } from "./connections.ts";
 import { PortForwards } from "./forwards.ts";
 import { missingChain } from "./in-place.ts";
-import { Ipam, parseSubnet, type Subnet } from "./ipam.ts";
+import { Ipam, type Subnet } from "./ipam.ts";
 import { ip, isLink, nameLink } from "./links.ts";
 import { NetworkNames } from "./names.ts";
+import { BridgeRange, DEFAULT_CIDR, OF_THE_NODE } from "./range.ts";
 import { networkRules } from "./rules.ts";
 import { forgetSender, holdSender } from "./sender-rules.ts";
 import { sameTwice, whileSteady } from "./steady.ts";
@@ -39,8 +39,13 @@ export interface NetworkOptions {
   dir: string;
   /** Interface name, at most 10 characters; one backend per bridge. */
   bridge?: string | undefined;
-  /** Range of the machines' addresses, and of nothing else on this host. */
+  /**
+   * Range of the machines' addresses, and of nothing else on this host. `node`: the podCIDR of their Node, which is
+   * told (`moveTo`) and then lies within `podCidrs`.
+   */
   cidr?: string | undefined;
+  /** What else has to know the range, called before addresses of it are given out. */
+  onRange?: ((subnet: Subnet) => Promise<void>) | undefined;
   outbound?: "allow" | "deny" | undefined;
   /**
    * Never reached from machines, whatever `outbound` says. Default: link-local addresses, where clouds serve
@@ -73,7 +78,6 @@ type Made = Pick<Attachment, "address" | "link" | "mac">;
 export const DEFAULT_BRIDGE = "vmlet0";
 /** Says who has made a bridge. */
 const BRIDGE_ALIAS = "vmlet";
-export const DEFAULT_CIDR = "10.99.0.0/16";
 const DEFAULT_DENIED = ["169.254.0.0/16"];
 /** Plain enough to stand in nftables' rules and in patterns. */
 export const BRIDGE_NAME = /^[a-z][a-z0-9]{0,9}$/;
@@ -81,14 +85,16 @@ const LOOK_EVERY_MS = 15_000;
 const NETNS_DIR = "/run/netns";
 
 /** Ranges that the backend itself does not connect to for a machine: that of machines, and what they may not reach. */
-export function refusedRanges({ cidr, denyCidrs }: Pick<NetworkOptions, "cidr" | "denyCidrs"> = {}): string[] {
-  return [cidr ?? DEFAULT_CIDR, ...(denyCidrs ?? DEFAULT_DENIED)];
+export function refusedRanges(options: Pick<NetworkOptions, "cidr" | "denyCidrs" | "podCidrs"> = {}): string[] {
+  const { cidr = DEFAULT_CIDR, denyCidrs = DEFAULT_DENIED, podCidrs = [] } = options;
+  // A Node's may be anywhere in what the cluster gives out.
+  return [...(cidr === OF_THE_NODE ? podCidrs : [cidr]), ...denyCidrs];
 }
 
 export class HostNetwork {
   readonly #options: NetworkOptions;
   readonly #names: NetworkNames;
-  readonly #subnet: Subnet;
+  readonly range: BridgeRange;
   readonly #ipam: Ipam;
   readonly #ready = new Once(() => this.#setUp());
   readonly #forwards: PortForwards;
@@ -106,12 +112,37 @@ export class HostNetwork {
       );
     this.#names = new NetworkNames(bridge);
     this.#forwards = new PortForwards(this.#names);
-    this.#subnet = parseSubnet(options.cidr ?? DEFAULT_CIDR);
-    this.#ipam = new Ipam(join(options.dir, "leases"), this.#subnet);
+    this.range = new BridgeRange(options.dir, options.cidr);
+    this.#ipam = new Ipam(join(options.dir, "leases"), this.range.subnet);
   }
 
   get gateway(): string {
-    return this.#subnet.gateway;
+    return this.range.inUse.gateway;
+  }
+
+  /**
+   * Gives new machines addresses of another range, as soon as none has one of the range before.
+   * @returns why not yet; undefined when it does
+   */
+  async moveTo(cidr: string): Promise<string | undefined> {
+    this.range.want(cidr);
+    await this.#settle();
+    return this.range.waitsFor;
+  }
+
+  /** Machines that have addresses keep them, and with them everything else its range. */
+  async #settle(): Promise<void> {
+    const { bridge } = this.#names;
+    const former = this.range.subnet;
+    const taken = (await this.#ipam.leases()).size > 0 ? undefined : this.range.take();
+    if (taken === undefined) return;
+    this.#ipam.use(taken);
+    this.#ready.forget();
+    await this.#options.onRange?.(taken);
+    if (!isLink(bridge)) return;
+    if (former !== undefined)
+      await ip([`address delete ${former.gateway}/${former.prefix} dev ${bridge}`]).catch(() => undefined);
+    await this.ensure();
   }
 
   /** What the host lacks for machine networks. */
@@ -240,6 +271,8 @@ export class HostNetwork {
         forgetConnections(address),
       ]);
     await this.#ipam.release(machineId);
+    // With the last one goes the range that it had.
+    await this.#settle();
   }
 
   /**
@@ -253,7 +286,9 @@ export class HostNetwork {
       `network.bridge ${this.#names.bridge} is in use by another backend: stop it, or choose another network.bridge and network.cidr`,
     );
     try {
-      await this.#assertOwnRange();
+      await this.#settle();
+      // A backend whose machines have addresses already has to look after them.
+      if ((await this.#ipam.leases()).size === 0) await this.range.assertOwn(this.#names.bridge);
     } catch (thrown) {
       this.close();
       throw thrown;
@@ -303,6 +338,7 @@ export class HostNetwork {
 
   /** Bridge, forwarding and rules; safe to repeat and cheap after the first time. */
   ensure(): Promise<void> {
+    if (this.range.subnet === undefined) return Promise.resolve();
     if (!isLink(this.#names.bridge)) this.#ready.forget();
     return this.#ready.get();
   }
@@ -341,6 +377,7 @@ export class HostNetwork {
   }
 
   async #missing(): Promise<string | undefined> {
+    if (this.range.subnet === undefined) return undefined;
     const { bridge, table } = this.#names;
     if (!isLink(bridge)) return `bridge ${bridge}`;
     const { stdout } = await runSoon("ip", ["-4", "-o", "address", "show", "dev", bridge]);
@@ -370,9 +407,9 @@ export class HostNetwork {
   }
 
   async #setUp(): Promise<void> {
-    const { gateway, prefix } = this.#subnet;
+    const { gateway, prefix } = this.range.inUse;
     await mkdir(this.#options.dir, { recursive: true });
-    await this.#claimRange();
+    await this.range.claim((await this.#ipam.leases()).size);
     if (!isLink(this.#names.bridge))
       await ip([`link add ${this.#names.bridge} type bridge`, `link set ${this.#names.bridge} alias ${BRIDGE_ALIAS}`]);
     // A bridge of its own address: otherwise it takes the lowest of its ports, and changes with them.
@@ -397,7 +434,7 @@ export class HostNetwork {
         return holdSender(this.#names.table, { ...attachment, mac });
       }),
     );
-    const { cidr } = this.#subnet;
+    const { cidr } = this.range.inUse;
     const { outbound = "allow", denyCidrs = DEFAULT_DENIED, podCidrs = [], openHostPorts = [] } = this.#options;
     const { table, bridge: bridgeName } = this.#names;
     const rules = networkRules({ table, bridgeName, cidr, outbound, denyCidrs, podCidrs, openHostPorts });
@@ -408,34 +445,6 @@ export class HostNetwork {
   async #attached(): Promise<Attachment[]> {
     const all = [...(await this.#ipam.leases())].map(([address, id]) => this.#describe(id, address, false));
     return all.filter(({ link }) => isLink(link));
-  }
-
-  /** A bridge whose leases were given out of another range would route wrongly: say so instead. */
-  async #claimRange(): Promise<void> {
-    const file = join(this.#options.dir, "range");
-    const before = await readFileIfExists(file);
-    if (before !== undefined && before !== this.#subnet.cidr && (await this.#ipam.leases()).size > 0)
-      throw new HostError(
-        `network.cidr: machines still have addresses of ${before}; delete them before the range becomes ${this.#subnet.cidr}`,
-      );
-    if (before !== this.#subnet.cidr) await writeFileAtomic(file, this.#subnet.cidr);
-  }
-
-  /** If something else has a machine's address, either it or the machine would not be reached. */
-  async #assertOwnRange(): Promise<void> {
-    // A backend whose machines have addresses already has to look after them.
-    if ((await this.#ipam.leases()).size > 0) return;
-    const { cidr, prefix } = this.#subnet;
-    const range = new BlockList();
-    range.addSubnet(cidr.split("/")[0]!, prefix);
-    const { stdout } = await runSoon("ip", ["-json", "-4", "address", "show"]);
-    const interfaces = JSON.parse(stdout.toString("utf8")) as { ifname?: string; addr_info?: { local: string }[] }[];
-    // Old versions of ip print an empty object for an interface without addresses.
-    for (const { ifname, addr_info: addresses = [] } of interfaces) {
-      const taken = addresses.find(({ local }) => range.check(local));
-      if (ifname !== this.#names.bridge && taken !== undefined)
-        throw new HostError(`network.cidr ${cidr}: this host has ${taken.local} on ${ifname}: choose another range`);
-    }
   }
 
   async #acquire(machineId: string): Promise<string> {
@@ -474,8 +483,8 @@ export class HostNetwork {
   #describe(machineId: string, address: string, namespace: boolean): Attachment {
     return {
       address,
-      prefix: this.#subnet.prefix,
-      gateway: this.#subnet.gateway,
+      prefix: this.range.inUse.prefix,
+      gateway: this.range.inUse.gateway,
       link: this.#names.link(machineId),
       mac: macOf(address),
       netns: namespace ? join(NETNS_DIR, this.#names.netns(machineId)) : undefined,

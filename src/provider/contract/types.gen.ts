@@ -418,6 +418,37 @@ export interface paths {
     patch?: never;
     trace?: never;
   };
+  "/v1/pod-ranges": {
+    parameters: {
+      query?: never;
+      header?: {
+        /** @description Echoed in the reply. */
+        "X-Request-Id"?: components["parameters"]["RequestId"];
+      };
+      path?: never;
+      cookie?: never;
+    };
+    /**
+     * Of which ranges machines get their addresses
+     * @description As it is now, and whose they are.
+     */
+    get: operations["getPodRanges"];
+    /**
+     * Give machines addresses of a Node's ranges
+     * @description The ranges that the cluster has given to the Node whose machines these are (`spec.podCIDRs`). Idempotent. They are the node's that has told them first until it gives them back: ranges of another one (other labels) are `conflict`. One outside of `within` is `invalid`, as is one with loopback, link-local or multicast addresses, or with addresses that the host or its routes have otherwise. Machines keep the addresses that they have: while one has an address of other ranges, these are `waiting`, and a new machine is `unavailable` until they are `ready`. So is a machine of another node than theirs. What was told outlives the backend's process.
+     */
+    put: operations["putPodRanges"];
+    post?: never;
+    /**
+     * Give a Node's ranges back
+     * @description When the node is served no longer. Idempotent, and 204 where nobody has any as well; `conflict` where another node has them. Machines keep the addresses that they have.
+     */
+    delete: operations["deletePodRanges"];
+    options?: never;
+    head?: never;
+    patch?: never;
+    trace?: never;
+  };
   "/v1/stats": {
     parameters: {
       query?: never;
@@ -617,6 +648,7 @@ export interface components {
        *     | `host_pid` | the host's processes |
        *     | `host_ipc` | the host's IPC namespace |
        *     | `images.prewarm` | images that are pulled before a machine asks for them, and kept |
+       *     | `pod_ranges` | machines have addresses of the ranges that the cluster has given to their Node |
        *     | `instance_types` | named sizes |
        */
       capabilities: string[];
@@ -1824,6 +1856,52 @@ export interface components {
     PrewarmedImageList: {
       items: components["schemas"]["PrewarmedImage"][];
     };
+    /**
+     * @example {
+     *       "labels": {
+     *         "vmlet.dev/cluster": "c1",
+     *         "vmlet.dev/node": "burst-0"
+     *       },
+     *       "ranges": [
+     *         "10.244.1.0/24"
+     *       ]
+     *     }
+     */
+    PodRangesSpec: {
+      /** @description Whose they are. vmlet's are `vmlet.dev/cluster` and `vmlet.dev/node`. */
+      labels: components["schemas"]["Labels"];
+      /** @description One of a family; a backend takes those of the families that its machines have. */
+      ranges: string[];
+    };
+    /**
+     * @example {
+     *       "within": [
+     *         "10.244.0.0/16"
+     *       ],
+     *       "labels": {
+     *         "vmlet.dev/cluster": "c1",
+     *         "vmlet.dev/node": "burst-0"
+     *       },
+     *       "ranges": [
+     *         "10.244.1.0/24"
+     *       ],
+     *       "state": "ready"
+     *     }
+     */
+    PodRanges: {
+      /** @description Where a range may lie, as the backend's owner says. */
+      within: string[];
+      /** @description Of who has told them. */
+      labels: components["schemas"]["Labels"];
+      /** @description What was told, of the families that the machines have. */
+      ranges: string[];
+      /**
+       * @description `none`: nobody has told any. `waiting`: machines still have addresses of others, as `message` says. `ready`: new machines get theirs of these.
+       * @enum {string}
+       */
+      state: "none" | "waiting" | "ready";
+      message?: string;
+    };
     /** @description How often a probe of a container came out which way, since the container started. */
     ProbeTally: {
       /** @enum {unknown} */
@@ -1921,6 +1999,16 @@ export interface components {
       };
       content: {
         "application/json": components["schemas"]["PersistentVolume"];
+      };
+    };
+    /** @description The ranges. */
+    PodRanges: {
+      headers: {
+        "X-Request-Id": components["headers"]["X-Request-Id"];
+        [name: string]: unknown;
+      };
+      content: {
+        "application/json": components["schemas"]["PodRanges"];
       };
     };
     /** @description The image as it is now. */
@@ -2594,6 +2682,61 @@ export interface operations {
       default: components["responses"]["Error"];
     };
   };
+  getPodRanges: {
+    parameters: {
+      query?: never;
+      header?: {
+        /** @description Echoed in the reply. */
+        "X-Request-Id"?: components["parameters"]["RequestId"];
+      };
+      path?: never;
+      cookie?: never;
+    };
+    requestBody?: never;
+    responses: {
+      200: components["responses"]["PodRanges"];
+      default: components["responses"]["Error"];
+    };
+  };
+  putPodRanges: {
+    parameters: {
+      query?: never;
+      header?: {
+        /** @description Echoed in the reply. */
+        "X-Request-Id"?: components["parameters"]["RequestId"];
+      };
+      path?: never;
+      cookie?: never;
+    };
+    requestBody: {
+      content: {
+        "application/json": components["schemas"]["PodRangesSpec"];
+      };
+    };
+    responses: {
+      200: components["responses"]["PodRanges"];
+      default: components["responses"]["Error"];
+    };
+  };
+  deletePodRanges: {
+    parameters: {
+      query?: {
+        /** @description `key=value`; repeated, and a machine must carry all of them. */
+        label?: components["parameters"]["Label"];
+      };
+      header?: {
+        /** @description Echoed in the reply. */
+        "X-Request-Id"?: components["parameters"]["RequestId"];
+      };
+      path?: never;
+      cookie?: never;
+    };
+    requestBody?: never;
+    responses: {
+      204: components["responses"]["Accepted"];
+      default: components["responses"]["Error"];
+    };
+  };
   getStats: {
     parameters: {
       query?: {
@@ -2655,4 +2798,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: 892ad27e67eb3b54a40b6220dbae644a8c3ab9d6685cab916bfff74bd8fe00af
+// sha256 of openapi.yaml: 301012f79a7ce2a7ae006bef7d287e1c82728647aaf047e01544ccb6fd3c33b2

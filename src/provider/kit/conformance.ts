@@ -27,6 +27,7 @@ import { LOG_BYTE_CHECKS } from "./checks/log-bytes.ts";
 import { LOG_CHECKS } from "./checks/logs.ts";
 import { FORCED_VOLUME_CHECKS } from "./checks/forced-volumes.ts";
 import { DISK_RESTART_CHECKS, PERSISTENT_VOLUME_CHECKS } from "./checks/persistent-volumes.ts";
+import { POD_RANGE_CHECKS, POD_RANGE_RESTART_CHECKS } from "./checks/pod-ranges.ts";
 import { PROCESS_CHECKS } from "./checks/processes.ts";
 import { RESTART_CHECKS } from "./checks/restarts.ts";
 import { SESSION_CHECKS } from "./checks/sessions.ts";
@@ -50,6 +51,7 @@ export const CHECKS: readonly Check[] = [
   ...PERSISTENT_VOLUME_CHECKS,
   ...FORCED_VOLUME_CHECKS,
   ...IMAGE_CHECKS,
+  ...POD_RANGE_CHECKS,
   ...LOG_CHECKS,
   ...LOG_BYTE_CHECKS,
   ...EVENT_CHECKS,
@@ -58,6 +60,7 @@ export const CHECKS: readonly Check[] = [
   ...HTTP_CHECKS,
   ...DISK_RESTART_CHECKS,
   ...IMAGE_RESTART_CHECKS,
+  ...POD_RANGE_RESTART_CHECKS,
   ...BACKEND_RESTART_CHECKS,
 ];
 

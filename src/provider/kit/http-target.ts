@@ -9,6 +9,7 @@ export type ReplySchema = Extract<
   | "StatsList"
   | "ProviderCapacity"
   | "PersistentVolumePage"
+  | "PodRanges"
   | "PrewarmedImageList"
   | "VolumeCapacity"
 >;

@@ -20,6 +20,14 @@ export * from "../machine.ts";
 export * from "../volume.ts";
 export * from "../image.ts";
 export {
+  type KeptPodRanges,
+  otherNodesMachine,
+  PodRangeBook,
+  type PodRanges,
+  type PodRangesProvider,
+  type PodRangesSpec,
+} from "../pod-ranges.ts";
+export {
   ALL_CAPABILITIES,
   CAPABILITIES,
   type Capability,
@@ -112,6 +120,15 @@ export { isLabelValue, isQualifiedName } from "../../resources/names.ts";
 export { Quantity } from "../../resources/quantity.ts";
 export { silentLogger, type Logger } from "../../telemetry/logger.ts";
 export { linkAbort, onAbort, pause, unlessAborted, untilAborted, type LinkedSignal } from "../../util/abort.ts";
+export {
+  containsRange,
+  inRanges,
+  ipv4Number,
+  type Ipv4Range,
+  ipv4Text,
+  overlaps,
+  parseIpv4Range,
+} from "../../util/cidr.ts";
 export { bisect } from "../../util/bisect.ts";
 export { systemClock, type Clock } from "../../util/clock.ts";
 export { doubledMs } from "../../util/doubled.ts";

@@ -3,7 +3,7 @@ import { chmodSync, mkdirSync, mkdtempSync, renameSync, rmSync, symlinkSync, wri
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterEach, beforeEach, expect, test } from "vitest";
-import { MemoryProvider } from "../../../providers/memory/index.ts";
+import { MEMORY_CAPABILITIES, MemoryProvider } from "../../../providers/memory/index.ts";
 import { Agent } from "../../../src/agent/agent.ts";
 import { ConfigFile } from "../../../src/agent/config-file.ts";
 import { loadConfig } from "../../../src/config/load.ts";
@@ -220,6 +220,37 @@ test("DaemonSet pods of a node that was taken out go with its Node, and their ma
     await dev.api.request("DELETE", `${PODS}/${metadata.name}`, { gracePeriodSeconds: 0 });
   await becomes(machines).toBe(0);
   await becomes(() => Promise.resolve(agent.nodes.map(({ name }) => name))).toEqual(["a"]);
+});
+
+test("a host joins with its Node's podCIDR as the range of its machines, and gives it back when it is drained", async () => {
+  memory = new MemoryProvider({ capabilities: [...MEMORY_CAPABILITIES, "pod_ranges"] });
+  const { signal } = new AbortController();
+  const range = async () => (await memory.podRanges.get({ signal })).ranges;
+  const condition = async (name: string) =>
+    (await node(name)).status?.conditions?.find(({ type }: Json) => type === "PodRangeReady")?.reason;
+  write({ ...base, nodes: [nodeEntry("a", 1), nodeEntry("b", 2)] });
+  await becomes(() => condition("b")).toBe("NoPodCIDR");
+  // As kube-controller-manager does with --allocate-node-cidrs.
+  await change("b", { spec: { podCIDR: "10.244.1.0/24", podCIDRs: ["10.244.1.0/24"] } });
+  await becomes(() => condition("b")).toBe("PodCIDRInUse");
+  expect(await range()).toEqual(["10.244.1.0/24"]);
+
+  // Another node on the same backend has none of it, and says so.
+  write({ ...base, nodes: [nodeEntry("a", 1), nodeEntry("b", 2), nodeEntry("c", 3)] });
+  await becomes(() => condition("c")).toBe("NoPodCIDR");
+  await change("c", { spec: { podCIDR: "10.244.2.0/24" } });
+  await becomes(() => condition("c")).toBe("PodRangeRefused");
+  expect(await range()).toEqual(["10.244.1.0/24"]);
+
+  await create(dev.api, PODS, pod("p", { nodeName: "b", containers: [{ name: "a", image: "i", command: ["sleep"] }] }));
+  await becomes(() => phase("p")).toBe("Running");
+  write({ ...base, nodes: [nodeEntry("a", 1), nodeEntry("c", 3)] });
+  await becomes(async () => (await node("b")).spec.unschedulable).toBe(true);
+  expect(await range()).toEqual(["10.244.1.0/24"]);
+  await dev.api.request("DELETE", `${PODS}/p`, { gracePeriodSeconds: 1 });
+  await becomes(async () => (await dev.api.request("GET", "/api/v1/nodes/b")).status).toBe(404);
+  await becomes(() => condition("c")).toBe("PodCIDRInUse");
+  expect(await range()).toEqual(["10.244.2.0/24"]);
 });
 
 test("a file that cannot be used changes nothing, says so, and is done with when it can be used again", async () => {

@@ -74,7 +74,7 @@ else
     beforeAll(async () => {
       dir = mkdtempSync(join(tmpdir(), "vmlet-cri-"));
       const { bridge, cidr } = testNetwork("");
-      const place = { bridge: bridge!, cidr: cidr!, gateway: cidr!.replace("0/24", "1") };
+      const place = { bridge: bridge!, range: () => ({ cidr: cidr!, gateway: cidr!.replace("0/24", "1") }) };
       own = new OwnContainerd({ dir: join(dir, "cri"), clock: systemClock, ...place });
       await own.start(AbortSignal.timeout(60_000));
       client = new CriClient(own.socket);

@@ -18,7 +18,7 @@ function make(clock = systemClock): { own: OwnContainerd; dir: string } {
   const dir = join(mkdtempSync(join(tmpdir(), "vmlet-cri-")), "cri");
   const { bridge, cidr } = testNetwork("");
   const gateway = cidr!.replace("0/24", "1");
-  const own = new OwnContainerd({ dir, clock, bridge: bridge!, cidr: cidr!, gateway });
+  const own = new OwnContainerd({ dir, clock, bridge: bridge!, range: () => ({ cidr: cidr!, gateway }) });
   onTestFinished(async () => {
     await own.remove();
     rmSync(join(dir, ".."), { recursive: true, force: true });

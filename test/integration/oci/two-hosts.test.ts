@@ -24,8 +24,12 @@ async function seenFrom(from: NetworkHost, to: NetworkHost): Promise<string> {
 }
 
 describe.skipIf(missing !== undefined)("machines of two hosts with a route to each other's range", () => {
-  async function hosts(rest: { outbound?: "deny"; podCidrs?: string[] }) {
-    const network = async (cidr: string) => ({ dir: await mkdtemp(join(tmpdir(), "vmlet-host-")), cidr, ...rest });
+  async function hosts({ isNodes = false, ...rest }: { outbound?: "deny"; podCidrs?: string[]; isNodes?: boolean }) {
+    const network = async (range: string) => ({
+      dir: await mkdtemp(join(tmpdir(), "vmlet-host-")),
+      ...(isNodes ? { cidr: "node", told: range } : { cidr: range }),
+      ...rest,
+    });
     const started = await startNetworkHosts([
       { address: "192.0.2.11", network: await network(A) },
       { address: "192.0.2.12", network: await network(B) },
@@ -45,6 +49,13 @@ describe.skipIf(missing !== undefined)("machines of two hosts with a route to ea
       expect([a.machine.address, b.machine.address].map((each) => each.split(".")[2])).toEqual(["1", "2"]);
     },
   );
+
+  test("see each other's own addresses where the ranges are those that their Nodes have", async () => {
+    await using started = await hosts({ podCidrs: [PODS], isNodes: true });
+    const [a, b] = started.hosts;
+    expect([await seenFrom(a, b), await seenFrom(b, a)]).toEqual([a.machine.address, b.machine.address]);
+    expect([a.machine.gateway, b.machine.gateway]).toEqual(["10.96.1.1", "10.96.2.1"]);
+  });
 
   test("see the other's host where nothing is said of ranges", async () => {
     await using started = await hosts({});

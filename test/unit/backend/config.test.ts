@@ -105,6 +105,10 @@ test.each([
     "engine.network.podCidrs[0]: must be an IPv4 range",
   ],
   [
+    "listen: { port: 1 }\nengine: { type: oci, network: { cidr: node } }",
+    "engine.network.podCidrs: must name the range that the cluster gives Nodes theirs of (--cluster-cidr): cidr is node",
+  ],
+  [
     "listen: { port: 1 }\nengine: { type: oci, images: { gc: { highPercent: 70 } } }",
     "engine.images.gc.lowPercent: 80 must not be above highPercent (70)",
   ],

@@ -44,15 +44,9 @@ import { unmountBelow } from "../../host/mounts.ts";
 import { removeTree } from "../../host/remove-tree.ts";
 import type { GcOptions } from "../../images/collector.ts";
 import { DEFAULT_HOST_PORTS, requireHostPorts } from "../../network/host-ports.ts";
-import {
-  DEFAULT_BRIDGE,
-  DEFAULT_CIDR,
-  HostNetwork,
-  type NetworkOptions,
-  refusedRanges,
-} from "../../network/network.ts";
+import { DEFAULT_BRIDGE, HostNetwork, type NetworkOptions, refusedRanges } from "../../network/network.ts";
+import { NodeRange } from "../../network/node-range.ts";
 import { checkForwarding } from "../../network/forward-policy.ts";
-import { parseSubnet } from "../../network/ipam.ts";
 import type { HostVolumes, VolumePlace } from "../../volume-contents.ts";
 import { checkLoopVolumes, hasLoopVolumes, LoopVolumes } from "../../volumes/loop-files.ts";
 import { CRI_CAPABILITIES, LOOP_VOLUME_CAPABILITIES } from "../capabilities.ts";
@@ -114,6 +108,7 @@ export class CriEngine implements Engine {
   readonly keeper: RuntimeContainers;
   /** containerd's shim. */
   readonly overhead = { machineBytes: 16 * 1024 ** 2, containerBytes: 0 };
+  readonly nodeRange: NodeRange | undefined;
   readonly #options: CriEngineOptions;
   readonly #hasAppArmor = hasAppArmor();
   readonly #hasVolumes = hasLoopVolumes();
@@ -136,14 +131,22 @@ export class CriEngine implements Engine {
       allowedCapabilities: (options.allowedCapabilities ?? CONTAINED_CAPABILITIES).map(capabilityName),
       hasAppArmor: this.#hasAppArmor,
     };
-    const { bridge = DEFAULT_BRIDGE, cidr = DEFAULT_CIDR } = network;
+    const { bridge = DEFAULT_BRIDGE } = network;
+    const ownNetwork =
+      socket === undefined
+        ? new HostNetwork({
+            dir: join(stateDir, "network"),
+            ...network,
+            onRange: () => this.#own!.followRange(this.#closed.signal),
+          })
+        : undefined;
+    this.nodeRange = NodeRange.of(network, { stateDir, logger, network: ownNetwork });
     if (socket === undefined)
       this.#own = new OwnContainerd({
         dir: join(stateDir, "cri"),
         clock,
         bridge,
-        cidr: parseSubnet(cidr).cidr,
-        gateway: parseSubnet(cidr).gateway,
+        range: () => ownNetwork?.range.subnet,
       });
     const client = new CriClient(this.#own?.socket ?? socket!, clock);
     const backend = machineHash(stateDir);
@@ -178,7 +181,7 @@ export class CriEngine implements Engine {
       own: this.#own,
       containers: this.keeper,
       users: new MachineUsers(backend),
-      network: this.#own && new HostNetwork({ dir: join(stateDir, "network"), ...network }),
+      network: ownNetwork,
       backend,
       groups: machineGroups("cgroupfs", clock, backend),
       podLogs: options.host?.podLogs === undefined ? undefined : new PodLogs(options.host.podLogs, logger),
@@ -334,6 +337,8 @@ export class CriEngine implements Engine {
     this.#isOpen = true;
     await network?.ensure();
     await this.#own?.start(this.#closed.signal);
+    // A former backend may have been killed before it could tell containerd.
+    await this.#own?.followRange(this.#closed.signal);
     this.#handlers = (await this.#client.runtime.status({}, this.#client.within())).runtimeHandlers;
     const groups = machineGroups(await this.#cgroupDriver(), clock, backend);
     this.#context.groups = groups;

@@ -7,8 +7,7 @@ import { rm } from "node:fs/promises";
 import { join } from "node:path";
 import type { Clock, Logger, RegistryAuth } from "../../../../src/provider/kit/index.ts";
 import type { PullLimits } from "../../images/pull-limits.ts";
-import { DEFAULT_CIDR, type NetworkOptions, refusedRanges } from "../../network/network.ts";
-import { parseSubnet } from "../../network/ipam.ts";
+import { type NetworkOptions, refusedRanges } from "../../network/network.ts";
 import { CriClient } from "./client.ts";
 import { CriImages } from "./images.ts";
 import { OwnContainerd } from "./own-containerd.ts";
@@ -33,9 +32,8 @@ const ONLY_OF_THIS_RUN = ["config.toml", "cni", "cni-leases", "registries", "pid
 /** @throws ContainerError for an image that cannot be had, Error when containerd does not start here */
 export async function pullImagesAhead(names: readonly string[], options: ImagesAheadOptions): Promise<void> {
   const { stateDir, network = {}, limits, auth, clock, logger, signal } = options;
-  const { cidr, gateway } = parseSubnet(network.cidr ?? DEFAULT_CIDR);
   const dir = join(stateDir, "cri");
-  const own = new OwnContainerd({ dir, clock, bridge: NO_BRIDGE, cidr, gateway });
+  const own = new OwnContainerd({ dir, clock, bridge: NO_BRIDGE, range: () => undefined });
   const client = new CriClient(own.socket, clock);
   const images = new CriImages({
     dir: join(stateDir, "cri-images"),

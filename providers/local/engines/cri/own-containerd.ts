@@ -36,10 +36,10 @@ interface OwnContainerdOptions {
   /** Made when absent. */
   dir: string;
   clock: Clock;
-  /** The bridge that machines are on, made before the first of them, and its range. */
+  /** The bridge that machines are on, made before the first of them. */
   bridge: string;
-  cidr: string;
-  gateway: string;
+  /** That of the bridge; undefined while nobody has told it: until then it is asked for no machine on the bridge. */
+  range: () => { cidr: string; gateway: string } | undefined;
 }
 
 const PROGRAM = "containerd";
@@ -66,6 +66,8 @@ const PULL_MS = 30_000;
 const LIST_MS = 10_000;
 /** Of what it tells when it does not start. */
 const LAST_WORDS_CHARS = 1_000;
+/** It is not ready without one. Of documentation (RFC 5737): no machine ever gets an address of it. */
+const NO_RANGE = { cidr: "192.0.2.0/29", gateway: "192.0.2.1" };
 /** Of CNI: its plugins and its library name their files by it. */
 const networkName = (bridge: string): string => `vmlet-${bridge}`;
 /** Some thousand machines that came and went. */
@@ -350,7 +352,7 @@ export class OwnContainerd {
   }
 
   async #configure(): Promise<void> {
-    const { dir, bridge, cidr, gateway } = this.#options;
+    const { dir } = this.#options;
     for (const folder of ["cni", "cni-leases", "registries"]) {
       await mkdir(join(dir, folder), { recursive: true, mode: 0o700 });
     }
@@ -360,24 +362,51 @@ export class OwnContainerd {
     await mkdir(join(this.#runDir, "exits"), { recursive: true, mode: 0o700 });
     await rm(join(dir, "registries"), { recursive: true, force: true });
     await this.pullFrom(this.#registryUrl);
-    const network = {
-      cniVersion: "1.0.0",
-      name: networkName(bridge),
-      plugins: [
-        {
-          type: "bridge",
-          bridge,
-          ipam: {
-            type: "host-local",
-            dataDir: join(dir, "cni-leases"),
-            ranges: [[{ subnet: cidr, gateway }]],
-            routes: [{ dst: "0.0.0.0/0" }],
-          },
-        },
-      ],
-    };
-    await writeFile(join(dir, "cni/10-vmlet.conflist"), JSON.stringify(network));
+    await this.#writeNetwork();
     await writeFile(join(dir, "config.toml"), this.#config(), { mode: 0o600 });
+  }
+
+  /** Has sandboxes get addresses of the range that there is now: fulfilled when containerd has read that. */
+  async followRange(signal: AbortSignal): Promise<void> {
+    const before = await readFileIfExists(this.#networkFile);
+    if (before === undefined || before === this.#network()) return;
+    await this.#writeNetwork();
+    const { clock } = this.#options;
+    const pid = await this.#alive();
+    if (pid === undefined) return;
+    using patience = patienceFor(() => processorMsOf(pid), PATIENCE, clock, PROGRAM);
+    // What it does not know in time, it is told again with the next machine, whose address is looked at.
+    while (!patience.signal.aborted && !(await this.#knowsNetwork(signal))) await clock.sleep(POLL_MS, signal);
+  }
+
+  async #knowsNetwork(signal: AbortSignal): Promise<boolean> {
+    const subnet = this.#range().cidr;
+    const client = new CriClient(this.socket);
+    try {
+      const { info } = await client.runtime.status({ verbose: true }, client.within(2_000, signal));
+      return (info["cniconfig"] ?? "").includes(subnet);
+    } catch {
+      return false;
+    } finally {
+      client.close();
+    }
+  }
+
+  get #networkFile(): string {
+    return join(this.#options.dir, "cni/10-vmlet.conflist");
+  }
+
+  #range(): { cidr: string; gateway: string } {
+    return this.#options.range() ?? NO_RANGE;
+  }
+
+  async #writeNetwork(): Promise<void> {
+    await writeFileAtomic(this.#networkFile, this.#network());
+  }
+
+  #network(): string {
+    const { dir, bridge } = this.#options;
+    return networkConfig(join(dir, "cni-leases"), bridge, this.#range());
   }
 
   #config(): string {
@@ -432,4 +461,14 @@ runtime_type = "io.containerd.runc.v2"
 SystemdCgroup = false
 ${handlers.map(({ name, type }) => `[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.${name}]\nruntime_type = ${text(type)}\n`).join("")}`;
   }
+}
+
+/** CNI's configuration of the bridge. @param dataDir where its plugin keeps the addresses that it gave out */
+function networkConfig(dataDir: string, bridge: string, { cidr, gateway }: { cidr: string; gateway: string }): string {
+  const ranges = [[{ subnet: cidr, gateway }]];
+  const ipam = { type: "host-local", dataDir, ranges, routes: [{ dst: "0.0.0.0/0" }] };
+  return JSON.stringify({
+    ...{ cniVersion: "1.0.0", name: networkName(bridge) },
+    plugins: [{ type: "bridge", bridge, ipam }],
+  });
 }

@@ -32,6 +32,7 @@ export async function joinNetwork(
   const network = networkOf(context, home);
   if (network === undefined) return undefined;
   const made = madeBy(word);
+  network.range.assertHas(made.address);
   const ports = containerPorts(home.spec);
   const joined = new Once(async () => {
     await network.adopt(home.id, made);

@@ -30,6 +30,7 @@ import { TornFiles } from "../../host/torn-files.ts";
 import { HostImages, type HostImagesOptions } from "../../images/host-images.ts";
 import { DEFAULT_HOST_PORTS, requireHostPorts } from "../../network/host-ports.ts";
 import { checkForwarding } from "../../network/forward-policy.ts";
+import { NodeRange } from "../../network/node-range.ts";
 import { DEFAULT_BRIDGE, HostNetwork, type NetworkOptions, refusedRanges } from "../../network/network.ts";
 import {
   capabilityName,
@@ -111,6 +112,7 @@ export class OciEngine implements Engine {
   readonly images: HostImages;
   readonly volumes = (place: VolumePlace): HostVolumes => new LoopVolumes(place);
   readonly overhead = { machineBytes: 0, containerBytes: CONTAINER_OVERHEAD_BYTES };
+  readonly nodeRange: NodeRange | undefined;
   readonly #options: OciEngineOptions;
   readonly #policy: ContainerPolicy;
   readonly #context: OciContext;
@@ -145,6 +147,7 @@ export class OciEngine implements Engine {
     });
     this.#records = join(stateDir, "oci/machines");
     const network = new HostNetwork({ dir: join(stateDir, "network"), ...options.network });
+    this.nodeRange = NodeRange.of(options.network, { stateDir, logger, network });
     this.#context = {
       clock,
       logger,

@@ -32,6 +32,7 @@ import { TornFiles } from "../../host/torn-files.ts";
 import { HostImages, type HostImagesOptions } from "../../images/host-images.ts";
 import { containerPorts, DEFAULT_HOST_PORTS, requireHostPorts } from "../../network/host-ports.ts";
 import { checkForwarding } from "../../network/forward-policy.ts";
+import { NodeRange } from "../../network/node-range.ts";
 import { DEFAULT_BRIDGE, HostNetwork, type NetworkOptions, refusedRanges } from "../../network/network.ts";
 import type { SeccompSource } from "../../bundle/seccomp.ts";
 import { VM_CAPABILITIES } from "../capabilities.ts";
@@ -111,6 +112,7 @@ export class VmEngine implements Engine {
   readonly images: HostImages;
   /** QEMU beside the guest's memory, and the shim of each container. */
   readonly overhead = { machineBytes: 72 * 1024 ** 2, containerBytes: 32 * 1024 ** 2 };
+  readonly nodeRange: NodeRange | undefined;
   readonly #options: VmEngineOptions;
   readonly #network: HostNetwork;
   readonly #records: string;
@@ -135,6 +137,7 @@ export class VmEngine implements Engine {
       ...options.images,
     });
     this.#network = new HostNetwork({ dir: join(stateDir, "network"), ...options.network });
+    this.nodeRange = NodeRange.of(options.network, { stateDir, logger, network: this.#network });
     this.#records = join(stateDir, "vm/machines");
     this.#groupPath = `/vmlet-${machineHash(stateDir)}`;
     this.#group = new Cgroup(this.#groupPath);

@@ -13,6 +13,7 @@ const GATED: readonly { capability: Capability; path: string }[] = [
   { capability: "stats", path: "/v1/stats" },
   { capability: "volumes.persistent", path: "/v1/volumes" },
   { capability: "images.prewarm", path: "/v1/images" },
+  { capability: "pod_ranges", path: "/v1/pod-ranges" },
   { capability: "events", path: "/v1/events?since=0&timeout=0" },
 ];
 
@@ -67,6 +68,7 @@ const RULES: readonly Omit<Check, "needsHttp">[] = [
         { schema: "StatsList", path: `/v1/stats?${labels}`, needs: "stats" },
         { schema: "PersistentVolumePage", path: `/v1/volumes?${labels}`, needs: "volumes.persistent" },
         { schema: "PrewarmedImageList", path: `/v1/images?${labels}`, needs: "images.prewarm" },
+        { schema: "PodRanges", path: "/v1/pod-ranges", needs: "pod_ranges" },
         { schema: "VolumeCapacity", path: "/v1/volume-capacity", needs: "volumes.persistent" },
         { schema: "EventList", path: `/v1/events?since=${revision}&timeout=10&${labels}`, needs: "events" },
       ];

@@ -1,0 +1,67 @@
+/** What this host has of a range of addresses already, apart from the machines' bridge: machines cannot have it too. */
+import { readFileSync } from "node:fs";
+import { networkInterfaces } from "node:os";
+import {
+  containsRange,
+  ipv4Number,
+  type Ipv4Range,
+  ipv4Text,
+  overlaps,
+  parseIpv4Range,
+} from "../../../src/provider/kit/index.ts";
+import { isMissing } from "../host/files.ts";
+
+interface HostUse {
+  interfaces: NodeJS.Dict<readonly { family: string; address: string; cidr: string | null }[]>;
+  /** /proc/net/route */
+  routes: string;
+}
+
+/** Why machines on `bridge` cannot have the range; undefined when they can. */
+export function hostsOwn(range: Ipv4Range, bridge: string, host = hostUse()): string | undefined {
+  for (const [name, addresses = []] of Object.entries(host.interfaces)) {
+    const own = name === bridge ? undefined : addresses.find((address) => isInTheWay(address, range));
+    if (own !== undefined) return `this host has ${own.cidr ?? own.address} on ${name}`;
+  }
+  for (const line of host.routes.split("\n").slice(1)) {
+    const [name = "", destination = "", , , , , , mask = ""] = line.trim().split(/\s+/);
+    if (!/^[0-9A-F]{8}$/i.test(destination) || !/^[0-9A-F]{8}$/i.test(mask)) continue;
+    const prefix = onesOf(mask);
+    const route = parseIpv4Range(`${addressOf(destination)}/${prefix}`);
+    // A wider one is how the cluster's other hosts are reached: that of the bridge goes before it.
+    if (route !== undefined && name !== bridge && containsRange(range, route))
+      return `this host has a route to ${route.text} by ${name}`;
+  }
+  return undefined;
+}
+
+/** The range's own first address alone is nobody's: VXLAN interfaces have it (flannel). */
+function isInTheWay(
+  { family, address, cidr }: { family: string; address: string; cidr: string | null },
+  range: Ipv4Range,
+) {
+  if (family !== "IPv4") return false;
+  const network = parseIpv4Range(cidr ?? `${address}/32`);
+  if (network === undefined || !overlaps(network, range)) return false;
+  return network.prefix !== 32 || ipv4Number(address) !== range.first;
+}
+
+function hostUse(): HostUse {
+  return { interfaces: networkInterfaces(), routes: routeTable() };
+}
+
+function routeTable(): string {
+  try {
+    return readFileSync("/proc/net/route", "utf8");
+  } catch (thrown) {
+    if (isMissing(thrown)) return "";
+    throw thrown;
+  }
+}
+
+/** The kernel prints addresses in its own order of bytes. */
+const addressOf = (hex: string): string => ipv4Text(Buffer.from(hex, "hex").readUInt32LE());
+
+function onesOf(mask: string): number {
+  return Number.parseInt(mask, 16).toString(2).replaceAll("0", "").length;
+}

@@ -1,0 +1,181 @@
+/** The ranges of a node's machines' addresses, as every provider and the Machine API describe them. */
+import { isIPv6 } from "node:net";
+import { containsRange, type Ipv4Range, overlaps, parseIpv4Range } from "../util/cidr.ts";
+import type { Schemas } from "./contract/document.ts";
+import { ProviderError } from "./errors.ts";
+import { LABEL_CLUSTER, LABEL_NODE } from "./owner.ts";
+import type { CallOptions } from "./provider.ts";
+
+export type PodRangesSpec = Schemas["PodRangesSpec"];
+export type PodRanges = Schemas["PodRanges"];
+
+/**
+ * Capability `pod_ranges`: a backend whose machines have the addresses that the cluster has given to their Node
+ * (`spec.podCIDRs`). What every provider must keep (the conformance kit checks it):
+ *
+ * - One node has the ranges until it gives them back; nobody else changes them meanwhile.
+ * - A range outside of what the backend's owner allows, or one that no machine may have, is refused.
+ * - `ready` is said only when new machines get their addresses of it; machines that are there keep what they have.
+ */
+export interface PodRangesProvider {
+  /**
+   * Idempotent. Ranges that take the place of others wait until no machine has an address of those.
+   * @throws ProviderError invalid, conflict, unauthorized, unavailable
+   */
+  put(spec: PodRangesSpec, options: CallOptions): Promise<PodRanges>;
+  get(options: CallOptions): Promise<PodRanges>;
+  /** Gives them back: idempotent. @throws ProviderError conflict where another node has them, unavailable */
+  delete(options: CallOptions & { labels: Record<string, string> }): Promise<void>;
+}
+
+/** What a backend keeps of them. */
+export interface KeptPodRanges {
+  labels: Record<string, string>;
+  /** The IPv4 one. */
+  range: string;
+}
+
+interface PodRangeBookOptions {
+  /** Where a range may lie. */
+  within: readonly string[];
+  /** What machines may not reach, and so cannot have. */
+  denied?: readonly string[] | undefined;
+  /** What a former backend has kept. */
+  kept?: KeptPodRanges | undefined;
+  /** Writes it down before anything is done by it. @throws what the disk says */
+  keep?: ((kept: KeptPodRanges | undefined) => void) | undefined;
+  /** Why this host cannot have the range; undefined when it can. */
+  fault?: ((range: Ipv4Range) => string | undefined) | undefined;
+  /** Gives new machines addresses of it. @returns why not yet; undefined: it does */
+  use?: ((range: string) => Promise<string | undefined>) | undefined;
+}
+
+/** No machine has an address of these, whatever the owner allows. */
+const NEVER = ["0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/4", "240.0.0.0/4"].map((text) =>
+  parseIpv4Range(text)!,
+);
+
+/** The rules of the ranges, for a provider that keeps them by itself. */
+export class PodRangeBook implements PodRangesProvider {
+  readonly #options: PodRangeBookOptions;
+  #kept: KeptPodRanges | undefined;
+
+  constructor(options: PodRangeBookOptions) {
+    this.#options = options;
+    this.#kept = options.kept;
+  }
+
+  /** What was told last, and by whom. */
+  get kept(): KeptPodRanges | undefined {
+    return this.#kept;
+  }
+
+  async put({ labels, ranges }: PodRangesSpec, { signal }: CallOptions): Promise<PodRanges> {
+    signal.throwIfAborted();
+    this.#assertOwner(labels, "have them");
+    const range = this.#judge(ranges);
+    if (this.#kept?.range !== range) {
+      const fault = this.#options.fault?.(parseIpv4Range(range)!);
+      if (fault !== undefined) throw refused(range, fault);
+    }
+    if (this.#kept?.range !== range || !isSame(this.#kept.labels, labels)) this.#keep({ labels, range });
+    return await this.#told();
+  }
+
+  async get({ signal }: CallOptions): Promise<PodRanges> {
+    signal.throwIfAborted();
+    return await this.#told();
+  }
+
+  // eslint-disable-next-line @typescript-eslint/require-await -- what is thrown is a rejection
+  async delete({ labels, signal }: CallOptions & { labels: Record<string, string> }): Promise<void> {
+    signal.throwIfAborted();
+    if (this.#kept === undefined) return;
+    this.#assertOwner(labels, "give them back");
+    this.#keep(undefined);
+  }
+
+  async #told(): Promise<PodRanges> {
+    const { within, use } = this.#options;
+    const known = { within: [...within], labels: this.#kept?.labels ?? {} };
+    if (this.#kept === undefined) return { ...known, ranges: [], state: "none" };
+    const { range } = this.#kept;
+    const message = await use?.(range);
+    return {
+      ...known,
+      ranges: [range],
+      ...(message === undefined ? { state: "ready" } : { state: "waiting", message }),
+    };
+  }
+
+  #keep(kept: KeptPodRanges | undefined): void {
+    this.#options.keep?.(kept);
+    this.#kept = kept;
+  }
+
+  #assertOwner(labels: Record<string, string>, what: string): void {
+    if (this.#kept === undefined || isSame(this.#kept.labels, labels)) return;
+    throw new ProviderError(
+      "conflict",
+      `the addresses of this backend's machines are those of ${ownerText(this.#kept.labels)}, so another node cannot ${what}: give each node a backend of its own, or take that node out of its agent's configuration`,
+    );
+  }
+
+  /** @returns the IPv4 range, in its plain form. @throws ProviderError invalid */
+  #judge(ranges: readonly string[]): string {
+    const known = ranges.map((text) => ({ text, range: parseIpv4Range(text) }));
+    const strange = known.find(({ text, range }) => range === undefined && !isIpv6Range(text));
+    if (strange !== undefined) throw refused(strange.text, "it is no range of addresses such as 10.244.1.0/24");
+    const own = known.flatMap(({ range }) => range ?? []);
+    const [range, second] = own;
+    if (range === undefined)
+      throw refused(ranges[0] ?? "", "this backend's machines have IPv4 addresses: the Node needs an IPv4 podCIDR too");
+    if (second !== undefined) throw refused(second.text, `${range.text} is of the same family`);
+    const { within, denied = [] } = this.#options;
+    if (NEVER.some((never) => overlaps(never, range)))
+      throw refused(range.text, "it has loopback, link-local, multicast or reserved addresses");
+    if (!within.some((text) => containsRange(parseIpv4Range(text)!, range)))
+      throw refused(range.text, `it lies outside of what this backend's owner allows: ${within.join(", ")}`);
+    const taken = denied.find((text) => overlaps(parseIpv4Range(text.includes("/") ? text : `${text}/32`)!, range));
+    if (taken !== undefined) throw refused(range.text, `it overlaps ${taken}, which machines may not reach`);
+    return range.text;
+  }
+}
+
+/** Whose ranges these are. */
+function ownerText(labels: Readonly<Record<string, string>>): string {
+  const { [LABEL_NODE]: node, [LABEL_CLUSTER]: cluster } = labels;
+  return node === undefined ? "another client" : `node ${node} of cluster ${cluster ?? "?"}`;
+}
+
+/** Why a machine with these labels gets no address by what `kept` says; undefined when it does. */
+export function otherNodesMachine(
+  kept: KeptPodRanges | undefined,
+  labels: Readonly<Record<string, string>>,
+): string | undefined {
+  if (labels[LABEL_NODE] === undefined) return undefined;
+  if (kept === undefined)
+    return "the addresses of this backend's machines are the Node's podCIDR, and no agent has told it yet";
+  const isOwn = [LABEL_CLUSTER, LABEL_NODE].every((label) => kept.labels[label] === labels[label]);
+  if (isOwn) return undefined;
+  return `the addresses of this backend's machines are those of ${ownerText(kept.labels)}: each node needs a backend of its own`;
+}
+
+function refused(range: string, why: string): ProviderError {
+  return new ProviderError("invalid", `the range ${JSON.stringify(range.slice(0, 64))} is refused: ${why}`, {
+    field: "ranges",
+  });
+}
+
+function isIpv6Range(text: string): boolean {
+  const [address = "", prefix = "", ...rest] = text.split("/");
+  return rest.length === 0 && isIPv6(address) && /^\d{1,3}$/.test(prefix) && Number(prefix) <= 128;
+}
+
+function isSame(one: Readonly<Record<string, string>>, other: Readonly<Record<string, string>>): boolean {
+  const keys = Object.keys(one);
+  return (
+    keys.length === Object.keys(other).length &&
+    keys.every((key) => Object.hasOwn(other, key) && one[key] === other[key])
+  );
+}

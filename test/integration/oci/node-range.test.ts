@@ -1,0 +1,3 @@
+import { nodeRange } from "../backend/node-range.ts";
+
+await nodeRange("oci");
