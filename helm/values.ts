@@ -41,6 +41,8 @@ export const valuesSchema = z.strictObject({
   }),
   logLevel: agent.logLevel,
   audit: agent.audit,
+  /** The agent checks it. */
+  tracing: passedOn,
   api: agent.api,
   leaderElection: z.strictObject({
     enabled: election.enabled,

@@ -1,5 +1,5 @@
 /** The guests of VMs: a Machine API for each. */
-import type { CallOptions, Clock, Provider } from "../../src/provider/kit/index.ts";
+import type { CallOptions, Clock, Provider, Tracing } from "../../src/provider/kit/index.ts";
 import { HttpVmProvider } from "../http-vm/index.ts";
 import type { Vm, VmCloud } from "./cloud.ts";
 
@@ -68,7 +68,7 @@ export class Guests {
 
 /** The address says only that it is plain HTTP: what is dialled is the cloud's to protect. */
 export const dialledGuest =
-  (cloud: VmCloud, clock: Clock): OpenGuest =>
+  (cloud: VmCloud, clock: Clock, tracing?: Pick<Tracing, "active">): OpenGuest =>
   (_vm, now) =>
     new HttpVmProvider({
       url: "http://localhost",
@@ -76,4 +76,5 @@ export const dialledGuest =
       // Of this very VM, for as long as it is open.
       keepDialled: true,
       clock,
+      tracing,
     });

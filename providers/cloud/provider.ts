@@ -41,6 +41,9 @@ import {
   SUPERVISION_CAPABILITIES,
   systemClock,
   systemRandom,
+  type TraceContext,
+  traced,
+  type Tracing,
   unlessAborted,
   type UnknownMachine,
 } from "../../src/provider/kit/index.ts";
@@ -82,12 +85,16 @@ export interface CloudProviderOptions {
   readonly clock?: Clock | undefined;
   readonly random?: Random | undefined;
   readonly logger?: Logger | undefined;
+  /** Absent: nothing is traced. */
+  readonly tracing?: Tracing | undefined;
 }
 
 /** What this process knows of a machine. */
 interface Known {
   /** What it was asked to make; gone as soon as its guest has it. */
   spec?: MachineSpec | undefined;
+  /** What that was part of. */
+  trace?: TraceContext | undefined;
   /** What it last told. */
   told?: Machine | undefined;
   /** The version of what it was told from. */
@@ -139,7 +146,7 @@ export class CloudProvider implements Provider {
     this.#revision = clock.now() * 1000;
     this.#events = new MachineEvents({ limit: EVENTS_KEPT, revision: this.#revision });
     this.#cloud = new CloudCalls({ cloud, scope, clock });
-    this.#guests = new Guests(options.openGuest ?? dialledGuest(cloud, clock));
+    this.#guests = new Guests(options.openGuest ?? dialledGuest(cloud, clock, options.tracing));
     const types = async (call: CallOptions) => soldTypes((await cloud.types?.(call)) ?? options.types ?? []);
     this.#views = new Views({ clock, hostGraceMs });
     const quarantine = new Quarantine(clock);
@@ -185,6 +192,7 @@ export class CloudProvider implements Provider {
     const known = this.#knownOf(id);
     const before = known.spec;
     known.spec ??= spec;
+    known.trace = this.#options.tracing?.active() ?? known.trace;
     try {
       return this.#present(id, await this.#work.create(id, spec, options));
     } catch (thrown) {
@@ -359,7 +367,12 @@ export class CloudProvider implements Provider {
   // ------------------------------------------------------------------------------------------------------------- eyes
 
   async #look(id: string, options: CallOptions): Promise<Sight> {
-    return await this.#work.look(id, this.#known.get(id)?.spec, options);
+    const { spec, trace: parent } = this.#known.get(id) ?? {};
+    const look = () => this.#work.look(id, spec, options);
+    // What goes on with a machine that was asked for is part of that; a mere look is not.
+    const { tracing } = this.#options;
+    if (tracing === undefined || spec === undefined || parent === undefined) return await look();
+    return await traced(tracing, "machine.make", { parent, attributes: { "vmlet.machine.id": id } }, look);
   }
 
   /** @throws ProviderError not_found */

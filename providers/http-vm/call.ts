@@ -1,5 +1,5 @@
 /** A call of the Machine API, its paths and queries, and what its failure means. */
-import { ProviderError, type StreamOptions, tlsFault } from "../../src/provider/kit/index.ts";
+import { ProviderError, type StreamOptions, tlsFault, type TraceContext } from "../../src/provider/kit/index.ts";
 import type { CallKind } from "./pacing.ts";
 import { plainText } from "./validate.ts";
 
@@ -12,6 +12,8 @@ export interface Call {
   /** Only where there is nothing yet (`If-None-Match: *`). */
   ifAbsent?: boolean | undefined;
   signal: AbortSignal;
+  /** What it is part of: taken when it is made, for it may be sent in the course of another. */
+  trace?: TraceContext | undefined;
 }
 
 export function kindOf({ method, path }: Call): CallKind {

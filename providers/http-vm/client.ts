@@ -8,7 +8,14 @@ import { randomBytes } from "node:crypto";
 import type { Agent as HttpAgent, IncomingMessage } from "node:http";
 import type { Socket } from "node:net";
 import axios, { AxiosError, type AxiosInstance, type AxiosResponse } from "axios";
-import { type Clock, isProviderError, linkAbort, ProviderError, systemClock } from "../../src/provider/kit/index.ts";
+import {
+  type Clock,
+  isProviderError,
+  linkAbort,
+  ProviderError,
+  systemClock,
+  type TraceContext,
+} from "../../src/provider/kit/index.ts";
 import { createAgents, type Agents } from "./agents.ts";
 import { readText, whileAlive } from "./body.ts";
 import { asProviderError, type Call, kindOf } from "./call.ts";
@@ -54,6 +61,7 @@ export class MachineApiClient {
   readonly #maxSockets: number;
   readonly #dial: Dial | undefined;
   readonly #keepDialled: boolean;
+  readonly #tracing: HttpVmOptions["tracing"];
   readonly #onExchange: HttpVmOptions["onExchange"];
   readonly #onInvalidReply: (reason: InvalidReason) => void;
   readonly #idPrefix = randomBytes(6).toString("hex");
@@ -72,6 +80,7 @@ export class MachineApiClient {
     this.#dial = options.dial;
     this.#keepDialled = options.keepDialled ?? false;
     this.#credentials = new CredentialStore(options.credentials ?? {}, this.clock);
+    this.#tracing = options.tracing;
     this.#onExchange = options.onExchange;
     this.#onInvalidReply = options.onInvalidReply ?? (() => {});
     this.#axios = axios.create({
@@ -132,10 +141,11 @@ export class MachineApiClient {
    * too long, if `silenceMs` is given. @throws ProviderError
    */
   async stream(
-    call: Call,
+    asked: Call,
     contentType: string,
     options: { accept?: string | undefined; silenceMs?: number | undefined } = {},
   ): Promise<StreamReply> {
+    const call = this.#traced(asked);
     const response = await this.#repeatable(call, async () => {
       const { response, requestId } = await this.#send(call, "streams", options.accept);
       await this.#throwRefusal(response, requestId, call);
@@ -150,6 +160,7 @@ export class MachineApiClient {
 
   /** @throws ProviderError unauthorized when a credential file cannot be read */
   async dial(path: string, query: URLSearchParams): Promise<Dialing> {
+    const trace = this.#tracing?.active();
     const credentials = await this.#credentials.read();
     const requestId = this.#nextRequestId();
     const { baseUrl, socketPath } = this.target;
@@ -160,7 +171,7 @@ export class MachineApiClient {
           ? `${baseUrl.replace(/^http/, "ws")}${path}${search}`
           : `ws+unix://${socketPath}:${path}${search}`,
       agent: this.#agentsFor(credentials).streams,
-      headers: this.#headers(credentials, requestId),
+      headers: this.#headers(credentials, requestId, trace),
       requestId,
       handshakeMs: this.deadlines.connectMs + this.deadlines.headersMs,
     };
@@ -183,7 +194,8 @@ export class MachineApiClient {
     agents?.streams.destroy();
   }
 
-  #paced<T>(call: Call, read: (response: AxiosResponse, requestId: string) => Promise<T>): Promise<T> {
+  #paced<T>(asked: Call, read: (response: AxiosResponse, requestId: string) => Promise<T>): Promise<T> {
+    const call = this.#traced(asked);
     const attempt = async () => {
       const { response, requestId } = await this.#send(call, "calls");
       await this.#throwRefusal(response, requestId, call);
@@ -194,6 +206,11 @@ export class MachineApiClient {
       .catch((thrown: unknown) => {
         throw asProviderError(thrown, call);
       });
+  }
+
+  #traced(call: Call): Call {
+    const trace = this.#tracing?.active();
+    return trace === undefined ? call : { ...call, trace };
   }
 
   /** Tries once more where that heals by itself. @throws ProviderError */
@@ -242,7 +259,7 @@ export class MachineApiClient {
         url,
         ...(content === undefined ? {} : { data: content }),
         headers: {
-          ...this.#headers(credentials, requestId),
+          ...this.#headers(credentials, requestId, call.trace),
           accept,
           ...(content === undefined ? {} : { "content-type": JSON_TYPE }),
           ...(call.ifAbsent === true ? { "if-none-match": "*" } : {}),
@@ -270,11 +287,12 @@ export class MachineApiClient {
     }
   }
 
-  #headers(credentials: Credentials, requestId: string): Record<string, string> {
+  #headers(credentials: Credentials, requestId: string, trace: TraceContext | undefined): Record<string, string> {
     return {
       "x-request-id": requestId,
       "accept-encoding": "identity",
       "user-agent": "vmlet",
+      ...trace,
       ...(credentials.token === undefined ? {} : { authorization: `Bearer ${credentials.token}` }),
     };
   }

@@ -1,7 +1,7 @@
 /** Where a backend is and how it is talked to. */
 import { isIP } from "node:net";
 import type { Duplex } from "node:stream";
-import { trimEnd, type Clock, type Exchange, type Logger } from "../../src/provider/kit/index.ts";
+import { trimEnd, type Clock, type Exchange, type Logger, type Tracing } from "../../src/provider/kit/index.ts";
 import type { CredentialFiles } from "./credentials.ts";
 import type { PacingOptions } from "./pacing.ts";
 import type { InvalidReason } from "./invalid-reply.ts";
@@ -34,6 +34,8 @@ export interface HttpVmOptions {
   deadlines?: Partial<Deadlines> | undefined;
   clock?: Clock | undefined;
   logger?: Logger | undefined;
+  /** Says which traces requests are part of, which are told to the backend. Absent: none. */
+  tracing?: Pick<Tracing, "active"> | undefined;
   /** Called for every request, when its reply has begun or cannot come any more. */
   onExchange?: ((exchange: Exchange) => void) | undefined;
   /** Called for every reply that was refused or corrected, for a counter. */

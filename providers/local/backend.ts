@@ -13,6 +13,7 @@ import {
   type Provider,
   type Reloadable,
   toError,
+  type Tracing,
 } from "../../src/provider/kit/index.ts";
 import type { ServerAuth, ServerTls } from "../http-vm/server/options.ts";
 import { MachineApiServer } from "../http-vm/server/server.ts";
@@ -42,6 +43,8 @@ interface BackendOptions {
   clock: Clock;
   logger: Logger;
   version: string;
+  /** Absent: nothing is traced. The caller closes it, after the backend. */
+  tracing?: Tracing | undefined;
   /** Who starts it has said already that plain processes are not isolated. */
   isForDevelopment?: boolean | undefined;
   /** What is served of the machines, in place of all. */
@@ -69,7 +72,7 @@ class HostProblemError extends ConfigError {
 
 /** Opens the state directory, finds what runs already, and serves the Machine API. */
 export async function startBackend(config: BackendConfig, options: BackendOptions): Promise<RunningBackend> {
-  const { clock, logger, version } = options;
+  const { clock, logger, version, tracing } = options;
   // Containers of any user must reach the files made for them; secrets get their mode where they are written.
   process.umask(0o022);
   makeFolder(resolve(config.stateDir), 0o700);
@@ -80,6 +83,7 @@ export async function startBackend(config: BackendConfig, options: BackendOption
     stateDir,
     clock,
     logger,
+    tracing,
     capacity: capacityOf(config)?.allocatable,
     systemReserved: systemReservedOf(config),
     hostAddress,
@@ -104,6 +108,7 @@ export async function startBackend(config: BackendConfig, options: BackendOption
     secrets: secretsOf(config, stateDir, engine),
     clock,
     logger,
+    tracing,
     host: config.hostName,
     version,
     persistentVolumes: config.persistentVolumes,
@@ -122,6 +127,7 @@ export async function startBackend(config: BackendConfig, options: BackendOption
       provider: options.serve?.(provider) ?? provider,
       logger,
       clock,
+      tracing,
       auth: authOf(config, logger),
       auditCommands: config.audit.commands,
       tls: tls?.current(),

@@ -9,6 +9,7 @@ import {
   Quantity,
   type ResourceAmounts,
   toError,
+  tracingSchema,
 } from "../../src/provider/kit/index.ts";
 import { VERBS } from "../http-vm/server/scope.ts";
 import { engineSchema } from "./engines/index.ts";
@@ -261,6 +262,7 @@ export const backendConfigSchema = z
         maxFiles: z.int().min(2).max(100).default(5).describe("Log files kept per container."),
       })
       .prefault({}),
+    tracing: tracingSchema,
     audit: z
       .strictObject({
         commands: z

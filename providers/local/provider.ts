@@ -51,6 +51,7 @@ import {
   toError,
   unseenMachine,
   specIdentity,
+  type Tracing,
   type VolumeProvider,
 } from "../../src/provider/kit/index.ts";
 import { assertServable, capabilitiesOf } from "./capabilities.ts";
@@ -79,6 +80,8 @@ interface LocalProviderOptions {
   secrets?: { dir: string; maxBytes: number } | undefined;
   clock: Clock;
   logger: Logger;
+  /** Absent: nothing is traced. */
+  tracing?: Tracing | undefined;
   /** Shown in the machine's status. */
   host: string;
   version: string;
@@ -171,8 +174,7 @@ export class LocalProvider implements Provider {
       store,
       shims: options.shims ?? options.engine.keeper ?? processShims(options),
       ...this.#plugins?.sources,
-      clock: options.clock,
-      logger: options.logger,
+      ...{ clock: options.clock, logger: options.logger, tracing: options.tracing },
       starts: new SharedPlaces(options.startConcurrency ?? START_CONCURRENCY),
       onImagesChanged: () => this.#retainImages(),
       onDeleted: (supervisor) => this.#bury(supervisor),

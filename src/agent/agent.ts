@@ -38,6 +38,7 @@ import type { Provider } from "../provider/provider.ts";
 import { HealthChecks, startHealthServer, type HealthServer } from "../telemetry/health.ts";
 import type { Logger } from "../telemetry/logger.ts";
 import { createMetrics, type Metrics } from "../telemetry/metrics.ts";
+import type { Tracing } from "../telemetry/tracing.ts";
 
 /** With more pods at once that something is done for, statuses come before events. */
 const BUSY_PODS = 4;
@@ -58,6 +59,8 @@ export interface AgentOptions {
   signal: AbortSignal;
   /** What `config` was read from, to be followed while the agent runs. Default: it never changes. */
   file?: ConfigFile | undefined;
+  /** Absent: nothing is traced. The caller closes it, after the agent. */
+  tracing?: Tracing | undefined;
   /** For metrics. */
   vitals?: (() => Vitals) | undefined;
 }
@@ -73,6 +76,7 @@ export function connect(options: {
   logger: Logger;
   version: string;
   metrics?: Metrics | undefined;
+  tracing?: Tracing | undefined;
   /** identity.mode certificate: the node's own. */
   certificate?: NodeCertificate | undefined;
 }): KubeTransport {
@@ -88,6 +92,7 @@ export function connect(options: {
     clock: options.clock,
     logger: options.logger,
     version: options.version,
+    tracing: options.tracing,
     rateLimit: { perSecond: config.api.qps, burst: config.api.burst },
     impersonate:
       node !== undefined && config.identity.mode === "impersonate"

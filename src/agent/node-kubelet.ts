@@ -57,6 +57,7 @@ export async function createKubelet(
     clock,
     logger,
     metrics,
+    tracing: options.tracing,
     certificate,
     clientCa,
     machineLabels: ownerLabels(clusterId, node.name),

@@ -10,6 +10,7 @@ import type { AuditedCommand } from "../telemetry/audit.ts";
 import type { HealthChecks } from "../telemetry/health.ts";
 import type { Logger } from "../telemetry/logger.ts";
 import type { Metrics } from "../telemetry/metrics.ts";
+import type { Tracing } from "../telemetry/tracing.ts";
 import type { Clock } from "../util/clock.ts";
 import type { Random } from "../util/random.ts";
 
@@ -37,6 +38,8 @@ export interface NodeAgentOptions {
   auditCommands: AuditedCommand;
   version: string;
   metrics: Metrics;
+  /** Absent: nothing is traced. */
+  tracing?: Tracing | undefined;
   livez: HealthChecks;
   readyz: HealthChecks;
   clock: Clock;

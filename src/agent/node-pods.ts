@@ -72,7 +72,7 @@ export function createPods(options: NodeAgentOptions, acting: Kube, backend: Bac
     imageCredentials:
       node.imageCredentialProvider && credentials(node.imageCredentialProvider, sources.tokens, options),
   });
-  const provider = withoutSecrets(instrument(options.provider, metrics, clock), (id, text) =>
+  const provider = withoutSecrets(instrument(options.provider, metrics, clock, options.tracing), (id, text) =>
     renderer.redact(parseMachineId(clusterId, id) ?? "", text),
   );
   const prober = node.agentProbes
@@ -106,6 +106,7 @@ export function createPods(options: NodeAgentOptions, acting: Kube, backend: Bac
     readiness: prober,
     hooks: podMetrics(metrics, clock),
     queueMetrics: queueMetrics(metrics, node.name),
+    tracing: options.tracing,
   });
   controller.store.onChange((change) => {
     if (change.type === "delete") allocation.remove(uidOf(change.object));

@@ -2,11 +2,12 @@
 import { isatty } from "node:tty";
 import { Command } from "commander";
 import { checkPlugins, checkSecrets, startBackend } from "../../providers/local/backend.ts";
-import { loadBackendConfig } from "../../providers/local/config.ts";
+import { type BackendConfig, loadBackendConfig } from "../../providers/local/config.ts";
 import { createEngine } from "../../providers/local/engines/index.ts";
 import { checkHost } from "../../providers/local/provider.ts";
-import { ConfigError } from "../config/load.ts";
-import { createLogger, silentLogger, type LogFormat } from "../telemetry/logger.ts";
+import { ConfigError, configuredBy } from "../config/load.ts";
+import { createLogger, silentLogger, type LogFormat, type Logger } from "../telemetry/logger.ts";
+import type { Tracing } from "../telemetry/tracing.ts";
 import { untilAborted } from "../util/abort.ts";
 import { systemClock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
@@ -42,7 +43,8 @@ async function run(path: string, format: LogFormat): Promise<void> {
   const logger = createLogger({ level: config.logLevel, format });
   openNoDebugger(logger);
   const { fatal } = outliveFaults(logger, { ownFolder: PROGRAM_FOLDER });
-  const starting = startBackend(config, { clock: systemClock, logger, version: VERSION });
+  const tracing = config.tracing && (await openTracing(config.tracing, config.hostName, logger));
+  const starting = startBackend(config, { clock: systemClock, logger, version: VERSION, tracing });
   // Elsewhere the log is all that there is, and programs read it.
   const shown = isatty(2) ? new Progress().of("Starting the backend", () => starting) : starting;
   const backend = await shown.catch((thrown: unknown) => {
@@ -60,7 +62,20 @@ async function run(path: string, format: LogFormat): Promise<void> {
   if (!fatal.aborted && (power.aborted || (await isHostStopping()))) await backend.shutDown();
   else logger.info({}, "Stopping; machines run on and are found again at the next start");
   await backend.close();
+  await tracing?.close();
   fatal.throwIfAborted();
+}
+
+/** Loaded only where it is asked for. @throws ConfigError when a file cannot be used */
+async function openTracing(
+  config: NonNullable<BackendConfig["tracing"]>,
+  host: string,
+  logger: Logger,
+): Promise<Tracing> {
+  const { SdkTracing } = await import("../telemetry/sdk-tracing.ts");
+  const resource = { "service.name": "vmlet-backend", "service.version": VERSION, "host.name": host };
+  const options = { ...config, resource, version: VERSION, clock: systemClock, logger };
+  return await configuredBy("tracing", () => SdkTracing.open(options));
 }
 
 /** The field of the configuration that the operating system refused, as far as the call says it. */

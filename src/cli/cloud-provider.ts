@@ -6,6 +6,7 @@ import type { CloudProviderConfig } from "../config/schema.ts";
 import type { Provider } from "../provider/provider.ts";
 import { Quantity } from "../resources/quantity.ts";
 import type { Logger } from "../telemetry/logger.ts";
+import type { Tracing } from "../telemetry/tracing.ts";
 import type { Clock } from "../util/clock.ts";
 import type { Random } from "../util/random.ts";
 import { VERSION } from "./version.ts";
@@ -15,9 +16,9 @@ const NANO = 1_000_000_000n;
 /** @throws ConfigError when a file cannot be read */
 export function createCloudProvider(
   config: CloudProviderConfig,
-  { clock, random, logger }: { clock: Clock; random: Random; logger: Logger },
+  collaborators: { clock: Clock; random: Random; logger: Logger; tracing?: Tracing | undefined },
 ): Provider {
-  const cloud = new IncusCloud({ ...config.cloud, clock });
+  const cloud = new IncusCloud({ ...config.cloud, clock: collaborators.clock });
   return new CloudProvider({
     cloud,
     scope: config.scope,
@@ -25,9 +26,7 @@ export function createCloudProvider(
     // The engine of the guest in the image that `vmlet cloud image` makes.
     capabilities: CRI_CAPABILITIES,
     version: VERSION,
-    clock,
-    random,
-    logger,
+    ...collaborators,
   });
 }
 

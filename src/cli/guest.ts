@@ -32,6 +32,8 @@ async function run(path: string, format: LogFormat): Promise<void> {
   const stop = signalToStop();
   const config = loadBackendConfig(path);
   assertPrivate(config, path);
+  if (config.tracing !== undefined)
+    throw new ConfigError(`${path}: tracing: a guest sends no traces, for its VM is its tenant's: leave it out`);
   const logger = createLogger({ level: config.logLevel, format });
   openNoDebugger(logger);
   const { fatal } = outliveFaults(logger, { ownFolder: PROGRAM_FOLDER });

@@ -9,6 +9,7 @@ import type { ProviderEvents } from "../agent/agent.ts";
 import type { Provider } from "../provider/provider.ts";
 import { parseDuration } from "../resources/duration.ts";
 import type { Logger } from "../telemetry/logger.ts";
+import type { Tracing } from "../telemetry/tracing.ts";
 import type { Clock } from "../util/clock.ts";
 import type { Random } from "../util/random.ts";
 import { toError } from "../util/errors.ts";
@@ -17,7 +18,12 @@ import { createModuleProvider } from "./provider-module.ts";
 /** @throws ConfigError when the provider cannot be made from its configuration */
 export async function createProvider(
   config: ProviderConfig,
-  collaborators: { clock: Clock; random: Random; logger: Logger } & Partial<ProviderEvents>,
+  collaborators: {
+    clock: Clock;
+    random: Random;
+    logger: Logger;
+    tracing?: Tracing | undefined;
+  } & Partial<ProviderEvents>,
 ): Promise<Provider> {
   switch (config.type) {
     case "http-vm": {

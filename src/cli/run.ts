@@ -1,9 +1,12 @@
 /** `vmlet run`: the agent, from its configuration file until a signal ends it. */
+import { hostname } from "node:os";
 import { Command } from "commander";
 import { Agent } from "../agent/agent.ts";
 import { ConfigFile } from "../agent/config-file.ts";
-import { ENVIRONMENT, loadConfig, type ConfigOverrides } from "../config/load.ts";
-import { createLogger, createLogSink, type LogFormat } from "../telemetry/logger.ts";
+import { configuredBy, ENVIRONMENT, loadConfig, type ConfigOverrides } from "../config/load.ts";
+import type { AgentConfig } from "../config/schema.ts";
+import { createLogger, createLogSink, type LogFormat, type Logger } from "../telemetry/logger.ts";
+import type { Tracing } from "../telemetry/tracing.ts";
 import { systemClock } from "../util/clock.ts";
 import { systemRandom } from "../util/random.ts";
 import { openNoDebugger, signalToStop } from "./exit.ts";
@@ -40,25 +43,39 @@ export function runCommand(): Command {
     openNoDebugger(logger);
     const { fatal, counts } = outliveFaults(logger);
     const signal = AbortSignal.any([signalToStop(), fatal]);
+    const tracing = config.tracing && (await openTracing(config.tracing, logger));
     const creating = Agent.open({
       config,
       file: new ConfigFile({ path, flags: overrides, config, clock: systemClock, logger }),
       createProvider: (provider, events) =>
-        createProvider(provider, { clock: systemClock, random: systemRandom, logger, ...events }),
+        createProvider(provider, { clock: systemClock, random: systemRandom, logger, tracing, ...events }),
       clock: systemClock,
       random: systemRandom,
       logger,
       version: VERSION,
       signal,
+      tracing,
       vitals: () => ({ droppedLogLines: sink.dropped, unhandledErrors: counts }),
     });
     const agent = await creating.catch((thrown: unknown) => {
       // Stopping an agent that still waits for its cluster is not a failure.
       if (!signal.aborted) throw thrown;
     });
-    await agent?.run(signal);
+    try {
+      await agent?.run(signal);
+    } finally {
+      await tracing?.close();
+    }
     fatal.throwIfAborted();
     // A provider module may have left timers or connections behind.
     process.exit();
   });
+}
+
+/** Loaded only where it is asked for. @throws ConfigError when a file cannot be used */
+async function openTracing(config: NonNullable<AgentConfig["tracing"]>, logger: Logger): Promise<Tracing> {
+  const { SdkTracing } = await import("../telemetry/sdk-tracing.ts");
+  const resource = { "service.name": "vmlet", "service.version": VERSION, "host.name": hostname() };
+  const options = { ...config, resource, version: VERSION, clock: systemClock, logger };
+  return await configuredBy("tracing", () => SdkTracing.open(options));
 }

@@ -5,6 +5,8 @@ import type { AgentConfig } from "./schema.ts";
 export async function exposedSecrets(config: AgentConfig): Promise<string[]> {
   const paths = new Set([
     config.kubeconfig,
+    config.tracing?.headersFile,
+    config.tracing?.keyFile,
     ...config.nodes.flatMap(({ provider, kubelet }) => [
       kubelet.keyFile,
       ...(provider.type === "http-vm" ? [provider.tokenFile, provider.keyFile] : []),

@@ -21,6 +21,7 @@ import {
 } from "./fields.ts";
 import { capacityFault } from "./node-capacity.ts";
 import { providerSchema } from "./provider-schema.ts";
+import { tracingSchema } from "./tracing-schema.ts";
 
 const API_VERSION = "vmlet.dev/v1";
 const KIND = "AgentConfig";
@@ -333,6 +334,7 @@ export const agentConfigSchema = z
           ),
       })
       .prefault({}),
+    tracing: tracingSchema,
     health: z
       .strictObject({
         address: z.string().default("127.0.0.1").describe("Address that health and metrics are served on."),

@@ -11,6 +11,7 @@ import openReply from "undici/lib/api/api-request.js";
 import { GroupLimit } from "../queue/group-limit.ts";
 import { TokenBucket } from "../queue/rate-limit.ts";
 import type { Logger } from "../telemetry/logger.ts";
+import { type SpanOptions, tracedStep, type Tracing } from "../telemetry/tracing.ts";
 import { onAbort } from "../util/abort.ts";
 import type { Clock } from "../util/clock.ts";
 import { toError, VmletError } from "../util/errors.ts";
@@ -42,6 +43,8 @@ export interface KubeTransportOptions {
   clock: Clock;
   logger: Logger;
   metrics?: TransportMetrics | undefined;
+  /** Requests that are part of a trace become spans of it, which the API server is told. Absent: nothing is traced. */
+  tracing?: Tracing | undefined;
   /** Sent as `User-Agent: vmlet/<version>`. */
   version?: string | undefined;
   /** Every request is made as this user: the agent acts as `system:node:<name>`. */
@@ -166,7 +169,12 @@ export class KubeTransport implements Kube {
       const namespace = lane === "default" ? namespaceOf(request.path) : undefined;
       if (namespace !== undefined) leave = await this.#namespaces.enter(namespace, limit.signal);
       await this.#awaitTurn(request.method, lane, limit.signal);
-      return await this.#withRetries(request, limit.signal, deadline, (credentials) => attempt(credentials, limit));
+      const send = () =>
+        this.#withRetries(request, limit.signal, deadline, (credentials) => attempt(credentials, limit));
+      const { tracing } = this.#options;
+      return await (tracing === undefined
+        ? send()
+        : tracedStep(tracing, `HTTP ${request.method}`, spanOf(request), send));
     } catch (thrown) {
       throw explain(thrown, request, signal, limit.signal);
     } finally {
@@ -390,6 +398,7 @@ export class KubeTransport implements Kube {
         method: request.method,
         headers: {
           ...headers,
+          ...this.#options.tracing?.active(),
           ...(request.metadataOnly && { accept: METADATA_ONLY }),
           ...(request.body !== undefined && { "content-type": request.contentType ?? "application/json" }),
         },
@@ -484,6 +493,10 @@ function explain(error: unknown, request: KubeRequest, callers: AbortSignal, lim
 
 function what(request: Pick<KubeRequest, "method" | "path">): string {
   return `${request.method} ${request.path}`;
+}
+
+function spanOf({ method, path }: KubeRequest): SpanOptions {
+  return { kind: "client", attributes: { "http.request.method": method, "url.path": path } };
 }
 
 /** Safe to send twice. A JSON patch is not: it may append. Neither is POST: it may create twice. */

@@ -79,6 +79,12 @@ export class Authenticator {
     return user;
   }
 
+  /** Whether it is a certificate that the caller is known by, as the API server is. */
+  isByCertificate(request: IncomingMessage): boolean {
+    const { acceptCertificates, clock } = this.#options;
+    return acceptCertificates(request.socket) && certificateUser(request, clock.now()) !== undefined;
+  }
+
   /** True when nothing more that comes on this connection is worth a look. */
   hasGivenUp(connection: Socket): boolean {
     return this.#givenUp.has(connection);

@@ -6,6 +6,7 @@ import type { AuditedCommand } from "../telemetry/audit.ts";
 import type { HealthChecks } from "../telemetry/health.ts";
 import type { Logger } from "../telemetry/logger.ts";
 import type { Metrics } from "../telemetry/metrics.ts";
+import type { Tracing } from "../telemetry/tracing.ts";
 import type { Clock } from "../util/clock.ts";
 import type { AuthOptions } from "./auth.ts";
 import type { Reloadable } from "../util/reloadable.ts";
@@ -74,6 +75,8 @@ export interface KubeletServerOptions {
   clock: Clock;
   logger: Logger;
   metrics: Metrics;
+  /** Absent: nothing is traced. */
+  tracing?: Tracing | undefined;
   certificate: Reloadable<ServingCertificate>;
   /** Without one, or while it has no value, only bearer tokens are accepted. */
   clientCa?: Reloadable<string> | undefined;

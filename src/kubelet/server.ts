@@ -20,6 +20,8 @@ import type { UpgradeRequest } from "../streaming/upgrade.ts";
 import { linkAbort, type LinkedSignal } from "../util/abort.ts";
 import { UnreadBytes } from "../util/unread.ts";
 import { AuditLog } from "../telemetry/audit.ts";
+import { readTraceContext } from "../telemetry/trace-context.ts";
+import { traced } from "../telemetry/tracing.ts";
 import { toError } from "../util/errors.ts";
 import { auditRequest, type AuditedRequest } from "./audit.ts";
 import { Authenticator, Authorizer, Reviews, type AuthOptions } from "./auth.ts";
@@ -243,7 +245,8 @@ export class KubeletServer {
       const { params, route } = match;
       const notes = audited?.notes ?? {};
       using limited = this.#whileYoung(signal, route);
-      await answer.handle(route.handler, { params, query, user, request, signal: limited.signal, notes });
+      const context = { params, query, user, request, signal: limited.signal, notes };
+      await this.#traced(route, context, () => answer.handle(route.handler, context));
     } catch (thrown) {
       error = toHttpError(thrown, this.#options.nodeName);
       this.#report(thrown, error, request, signal);
@@ -253,6 +256,22 @@ export class KubeletServer {
       finish();
       audited?.end(error);
     }
+  }
+
+  /** A session or a log as a span; of the API server's trace, and of no other caller's. */
+  async #traced(route: Route, { params, request }: RequestContext, work: () => Promise<void>): Promise<void> {
+    const { tracing, nodeName } = this.#options;
+    if (tracing === undefined || route.handler.kind === "plain") return await work();
+    const parent = this.#authenticator.isByCertificate(request) ? readTraceContext(request.headers) : undefined;
+    const attributes = {
+      "http.request.method": request.method,
+      "http.route": route.pattern,
+      "k8s.node.name": nodeName,
+      "k8s.namespace.name": params["namespace"],
+      "k8s.pod.name": params["pod"],
+      "k8s.container.name": params["container"],
+    };
+    await traced(tracing, `${request.method ?? ""} ${route.pattern}`, { kind: "server", parent, attributes }, work);
   }
 
   /** Aborts with `signal`, or when what the route serves has gone on for as long as it may. */

@@ -24,6 +24,7 @@ import { MachineCache, MachineObserver } from "./machines.ts";
 import type { Observed } from "./decision.ts";
 import type { plan } from "./planner.ts";
 import type { PodEvent } from "../podspec/types.ts";
+import type { Tracing } from "../telemetry/tracing.ts";
 import type { PodHooks } from "./hooks.ts";
 import { type EvictionBrake, EvictionZones } from "./eviction-brake.ts";
 import { LossBrake } from "./loss-brake.ts";
@@ -65,6 +66,8 @@ export interface PodControllerOptions {
   /** For metrics. */
   hooks?: PodHooks | undefined;
   queueMetrics?: QueueMetrics | undefined;
+  /** Absent: nothing is traced. */
+  tracing?: Tracing | undefined;
 }
 
 /**
@@ -176,6 +179,7 @@ export class PodController {
       plan: options.plan,
       readiness: options.readiness,
       hooks: options.hooks,
+      tracing: options.tracing,
       clock,
       logger,
     });

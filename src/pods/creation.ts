@@ -8,6 +8,7 @@ import type { Pod } from "../kube/wire.ts";
 import { daemonSetHeld, isDaemonSetPod } from "../podspec/admission/admission.ts";
 import type { PodEvent, Rendered } from "../podspec/types.ts";
 import { ProviderError } from "../provider/errors.ts";
+import { tracedStep } from "../telemetry/tracing.ts";
 import type { MachineSpec } from "../provider/machine.ts";
 import type { PodMemory } from "./pod-memory.ts";
 import type { HeldCreate } from "./pod-record.ts";
@@ -71,7 +72,9 @@ export class MachineCreation {
     if (!mayStillBeMade(fresh, pod)) return undefined;
     if (fresh.spec?.nodeName !== this.#context.nodeName) return { kind: "settled" };
 
-    const rendered = await this.#context.renderer.render(fresh, signal);
+    const { renderer, tracing } = this.#context;
+    const render = () => renderer.render(fresh, signal);
+    const rendered = await (tracing === undefined ? render() : tracedStep(tracing, "render", {}, render));
     // All this took its time, in which the watch may have brought something newer.
     const cached = this.#context.pods.get(uid);
     if (cached === undefined || !mayStillBeMade(cached, pod)) return undefined;

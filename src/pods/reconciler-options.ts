@@ -7,6 +7,7 @@ import type { MachineChange, PodEvent, Rendered } from "../podspec/types.ts";
 import type { Machine } from "../provider/machine.ts";
 import type { Provider } from "../provider/provider.ts";
 import type { Logger } from "../telemetry/logger.ts";
+import type { Tracing } from "../telemetry/tracing.ts";
 import type { Clock } from "../util/clock.ts";
 import type { PodHooks } from "./hooks.ts";
 import type { EvictionBrake } from "./eviction-brake.ts";
@@ -78,6 +79,8 @@ export interface ReconcilerOptions {
   /** Annotate pods of ReplicaSets so that scale-in removes them before pods of other nodes. */
   markCheapToDelete?: boolean | undefined;
   hooks?: PodHooks | undefined;
+  /** Absent: nothing is traced. */
+  tracing?: Tracing | undefined;
   clock: Clock;
   logger: Logger;
 }

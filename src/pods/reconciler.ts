@@ -29,6 +29,7 @@ import { StatusStep } from "./status-step.ts";
 import { hasRun } from "./status/facts.ts";
 import type { Verdict } from "./status/input.ts";
 import { reported, type StepContext } from "./step-context.ts";
+import { SyncTrace } from "./sync-trace.ts";
 import { MachineUpdate } from "./update.ts";
 
 /** Actions that one call carries out before it yields to other pods. */
@@ -104,6 +105,13 @@ export class PodReconciler {
   }
 
   async reconcile(uid: string, signal: AbortSignal): Promise<Outcome> {
+    const { tracing } = this.#options;
+    if (tracing === undefined) return await this.#reconcile(uid, signal);
+    using trace = new SyncTrace(tracing);
+    return await this.#reconcile(uid, signal, trace);
+  }
+
+  async #reconcile(uid: string, signal: AbortSignal, trace?: SyncTrace): Promise<Outcome> {
     for (let step = 0; step < MAX_STEPS; step++) {
       await this.#learnSecrets(uid, signal);
       this.#options.onLook?.(uid);
@@ -117,10 +125,16 @@ export class PodReconciler {
         this.#forget(uid);
         return { kind: "settled" };
       }
-      const outcome = await this.#act(uid, action, { desired, observed }, signal);
+      const act = () => this.#act(uid, action, { desired, observed }, signal);
+      const outcome = await (trace === undefined ? act() : trace.step(this.#traced(uid, desired), action.do, act));
       if (outcome !== undefined) return outcome;
     }
     return { kind: "after", ms: 0 };
+  }
+
+  #traced(uid: string, desired: Desired) {
+    const pod = desired.kind === "pod" ? desired.pod : this.#records.find(uid)?.lastSeen;
+    return { uid, pod, nodeName: this.#options.nodeName };
   }
 
   // ---------------------------------------------------------------------------------------------------------- observe

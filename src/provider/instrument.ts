@@ -1,6 +1,7 @@
-/** Counts and times every call of a provider, and holds it to its deadline; changes nothing else about it. */
+/** Counts, times and traces every call of a provider, and holds it to its deadline; changes nothing else about it. */
 import { onAbort } from "../util/abort.ts";
 import type { Metrics } from "../telemetry/metrics.ts";
+import { tracedStep, type Tracing } from "../telemetry/tracing.ts";
 import type { Clock } from "../util/clock.ts";
 import { isProviderError, ProviderError } from "./errors.ts";
 import type { CallOptions, Provider } from "./provider.ts";
@@ -47,31 +48,38 @@ const POD_RANGE_CALLS: Readonly<Record<string, string>> = {
 /** Calls that open a session, for as long as the client that asked for it waits. */
 const SESSIONS: Readonly<Record<string, string>> = { exec: "exec", attach: "attach", portForward: "port_forward" };
 
-export function instrument(provider: Provider, metrics: Metrics, clock: Clock): Provider {
-  return instrumented(provider, { ...CALLS, ...SESSIONS }, metrics, clock);
+/** @param tracing each call that is part of a trace becomes a span of that; absent: nothing is traced */
+export function instrument(provider: Provider, metrics: Metrics, clock: Clock, tracing?: Tracing): Provider {
+  return instrumented(provider, { ...CALLS, ...SESSIONS }, { metrics, clock, tracing });
+}
+
+interface Observers {
+  metrics: Metrics;
+  clock: Clock;
+  tracing: Tracing | undefined;
 }
 
 function instrumented<T extends object>(
   target: T,
   operations: Readonly<Record<string, string>>,
-  metrics: Metrics,
-  clock: Clock,
+  observers: Observers,
 ): T {
+  const { metrics, clock, tracing } = observers;
   return new Proxy(target, {
     get(target, property) {
       const member: unknown = Reflect.get(target, property, target);
       if (property === "volumes" && typeof member === "object" && member !== null)
-        return instrumented(member, VOLUME_CALLS, metrics, clock);
+        return instrumented(member, VOLUME_CALLS, observers);
       if (property === "images" && typeof member === "object" && member !== null)
-        return instrumented(member, IMAGE_CALLS, metrics, clock);
+        return instrumented(member, IMAGE_CALLS, observers);
       if (property === "podRanges" && typeof member === "object" && member !== null)
-        return instrumented(member, POD_RANGE_CALLS, metrics, clock);
+        return instrumented(member, POD_RANGE_CALLS, observers);
       if (typeof member !== "function") return member;
       const call = member as (...args: unknown[]) => unknown;
       const name = String(property);
       const op = operations[name];
       if (op === undefined) return call.bind(target);
-      return async (...args: unknown[]) => {
+      const observed = async (...args: unknown[]) => {
         const start = clock.monotonic();
         metrics.backendInflight.inc();
         let code = "ok";
@@ -93,6 +101,12 @@ function instrumented<T extends object>(
           metrics.runtimeOperations.inc({ operation_type: op });
           metrics.runtimeOperationDuration.observe({ operation_type: op }, seconds);
         }
+      };
+      if (tracing === undefined) return observed;
+      return async (...args: unknown[]) => {
+        const [id] = args;
+        const attributes = { "vmlet.machine.id": typeof id === "string" ? id : undefined };
+        return await tracedStep(tracing, op, { kind: "client", attributes }, () => observed(...args));
       };
     },
   });

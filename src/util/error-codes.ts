@@ -174,4 +174,8 @@ export const ERROR_CODES: Readonly<Record<string, CodeMeaning>> = {
     meaning: "The other end of an exec, attach or port-forward session broke the protocol; the session is over.",
     cure: "Use a current kubectl, and look for a proxy in between that changes the stream.",
   },
+  TRACING: {
+    meaning: "The collector did not take traces, which are dropped, or a file that `tracing` names cannot be used.",
+    cure: "Look at the collector and at `tracing.endpoint`; correct the file that the message names.",
+  },
 };

@@ -571,6 +571,13 @@ export const MUTANTS: Record<string, Mutant> = {
   "http/every-reply-has-a-request-id": replying(({ headers }, _method, path) =>
     path === "/v1/no-such-route" ? { headers: { ...headers, "x-request-id": undefined } } : {},
   ),
+  "http/trace-headers-change-nothing": {
+    http: (sound) => async (method, path, options) => {
+      const { traceparent = "00-0-0-01" } = options?.headers ?? {};
+      const isOfToday = traceparent.startsWith("00-") && traceparent.endsWith("-01");
+      return isOfToday ? await sound(method, path, options) : { status: 400, headers: {}, body: envelope("invalid") };
+    },
+  },
   "http/info-says-v1": replying(({ body }, _method, path) =>
     path === "/v1/info" ? { body: body.replace('"v1"', '"v2"') } : {},
   ),

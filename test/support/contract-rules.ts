@@ -32,6 +32,7 @@ const HOLDERS: readonly Holder[] = [
   { begins: "**Tombstones.**", checks: ["delete/absent-leaves-a-tombstone"] },
   { begins: "It stays at least ten minutes", checks: ["http/tombstones-stay", "delete/the-tombstone-stays"] },
   { begins: "**Unknown fields.**", checks: ["http/unknown-", "http/x-fields"] },
+  { begins: "They change nothing but what is traced", checks: ["http/trace-headers-change-nothing"] },
   { begins: "A machine's specification names the volumes", checks: ["disks/"] },
   { begins: "**Sizes.**", why: "A kit that fills a backend with so much would harm what runs on it" },
   { begins: "Secrets that a `PUT` carried", checks: ["machine/shows-no-secrets"] },

@@ -132,6 +132,10 @@ identity:
 logLevel: {{ .Values.logLevel }}
 audit:
   {{- toYaml .Values.audit | nindent 2 }}
+{{- with .Values.tracing }}
+tracing:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 health:
   {{- toYaml .Values.health | nindent 2 }}
 leaderElection:

@@ -1,7 +1,7 @@
 /**
  * What a Machine API server is made of: the provider that it serves, who may call, and how much a caller may ask for.
  */
-import type { AuditedCommand, Clock, Logger, Provider } from "../../../src/provider/kit/index.ts";
+import type { AuditedCommand, Clock, Logger, Provider, Tracing } from "../../../src/provider/kit/index.ts";
 import type { Scope } from "./scope.ts";
 
 /**
@@ -92,6 +92,8 @@ export interface MachineApiServerOptions {
   /** How much of a command the audit, at level info of the log, says. Default: its first word. */
   auditCommands?: AuditedCommand | undefined;
   limits?: Partial<ServerLimits> | undefined;
+  /** Absent: nothing is traced, and what callers say of traces is not looked at. */
+  tracing?: Tracing | undefined;
 }
 
 export type ListenAddress = { host: string; port: number } | { socketPath: string };

@@ -16,6 +16,7 @@ import {
   onAbort,
   type Logger,
   loggedPath,
+  matchRoute,
   ProviderError,
   removeStaleSocket,
   sendLastWords,
@@ -23,6 +24,7 @@ import {
   serverOptions,
   systemClock,
   tlsContext,
+  type Tracing,
   urlOf,
   whileConnected,
 } from "../../../src/provider/kit/index.ts";
@@ -43,6 +45,7 @@ import { type Exchange, findRoute, type RouteContext } from "./router.ts";
 import { ROUTES } from "./routes.ts";
 import { STREAM_ROUTES, StreamRoutes } from "./streams.ts";
 import { ListenError } from "./listen-error.ts";
+import { traceRequest } from "./trace.ts";
 
 /** @see MachineApiServerOptions */
 export class MachineApiServer {
@@ -51,6 +54,7 @@ export class MachineApiServer {
   readonly #auth: ServerAuth;
   readonly #clients: Clients;
   readonly #audit: CallAudit;
+  readonly #tracing: Tracing | undefined;
   #tls: ServerTls | undefined;
   readonly #server: Server;
   readonly #connections: Connections;
@@ -71,6 +75,7 @@ export class MachineApiServer {
     this.#clients = new Clients(this.#auth, options.provider, this.#context.clock);
     const audit = new AuditLog({ logger: options.logger, clock: this.#context.clock, commands: options.auditCommands });
     this.#audit = new CallAudit(audit, [...ROUTES, ...STREAM_ROUTES], options.provider);
+    this.#tracing = options.tracing;
     this.#tls = options.tls;
     this.#streams = new StreamRoutes(this.#context.clock, options.logger, limits.unreadBytes);
     this.#bodies = new Bodies(limits);
@@ -204,12 +209,16 @@ export class MachineApiServer {
     { name, provider }: Caller,
     exchange: Pick<Exchange, "request" | "response" | "requestId" | "signal" | "audited">,
   ): Promise<void> {
-    const { request } = exchange;
+    const { request, response, requestId } = exchange;
     const url = parseUrl(request);
-    const { route, params } = findRoute(ROUTES, request.method, url.pathname);
+    const match = findRoute(ROUTES, request.method, url.pathname);
+    const { route, params } = match;
     const workSignal = this.#closed.signal;
     using _ = this.#bodies.take(name, request);
-    await route.handle({ ...this.#context, provider }, { ...exchange, params, query: url.searchParams, workSignal });
+    const handle = () =>
+      route.handle({ ...this.#context, provider }, { ...exchange, params, query: url.searchParams, workSignal });
+    const status = () => response.statusCode;
+    await traceRequest(this.#tracing, { request, match, requestId, client: name, status }, handle);
   }
 
   #fail(request: IncomingMessage, response: ServerResponse, requestId: string, thrown: unknown): void {
@@ -240,7 +249,11 @@ export class MachineApiServer {
       if (audited !== undefined) audited.client = name;
       if (this.#closing.signal.aborted) throw this.#closing.signal.reason as Error;
       const url = parseUrl(request);
-      await this.#streams.open({ request, socket, head, url, requestId, signal, client: name, provider, audited });
+      const found = matchRoute(STREAM_ROUTES, request.method ?? "", url.pathname);
+      const match = typeof found === "object" ? found : undefined;
+      const open = () =>
+        this.#streams.open({ request, socket, head, url, requestId, signal, client: name, provider, audited });
+      await traceRequest(this.#tracing, { request, match, requestId, client: name, status: () => undefined }, open);
     } catch (thrown) {
       audited?.end(asProviderError(thrown));
       if (!(thrown instanceof ProviderError))

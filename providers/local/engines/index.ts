@@ -1,6 +1,6 @@
 /** The engines, by type: what each takes from the configuration file, and how it is made. */
 import { z } from "zod";
-import type { Clock, Logger, ResourceAmounts } from "../../../src/provider/kit/index.ts";
+import type { Clock, Logger, ResourceAmounts, Tracing } from "../../../src/provider/kit/index.ts";
 import type { Engine } from "../engine.ts";
 import type { LogLimits } from "./cri/logs.ts";
 import { capabilityName, CONTAINED_CAPABILITIES } from "../bundle/container-policy.ts";
@@ -341,6 +341,8 @@ interface EngineOptions {
   stateDir: string;
   clock: Clock;
   logger: Logger;
+  /** Absent: nothing is traced. */
+  tracing?: Tracing | undefined;
   /** What machines may have together, as the owner says. */
   capacity?: ResourceAmounts | undefined;
   /** What the host keeps for its own programs, as the owner says. */
@@ -357,7 +359,7 @@ const DEFAULT_LOG_LIMITS: LogLimits = { maxBytes: 10 * 1024 * 1024, maxFiles: 5 
 
 export function createEngine(config: EngineConfig, options: EngineOptions): Engine {
   const { stateDir, clock, logger, capacity, systemReserved, hostAddress, reservedPorts = [] } = options;
-  const { logLimits = DEFAULT_LOG_LIMITS } = options;
+  const { logLimits = DEFAULT_LOG_LIMITS, tracing } = options;
   const { type } = config;
   switch (type) {
     case "process":
@@ -373,7 +375,10 @@ export function createEngine(config: EngineConfig, options: EngineOptions): Engi
     case "oci":
       return new OciEngine({ ...config, stateDir, clock, logger, capacity, systemReserved, reservedPorts });
     case "cri":
-      return new CriEngine({ ...config, stateDir, clock, logger, capacity, systemReserved, reservedPorts, logLimits });
+      return new CriEngine({
+        ...config,
+        ...{ stateDir, clock, logger, tracing, capacity, systemReserved, reservedPorts, logLimits },
+      });
     case "vm":
       return new VmEngine({ ...config, stateDir, clock, logger, capacity, systemReserved, reservedPorts });
   }

@@ -31,6 +31,7 @@ export class MachineChanges {
    *   engine throws
    */
   async apply(patch: MachinePatch): Promise<void> {
+    this.#context.trace.asked();
     const turn = this.#turn.then(() => this.#apply(patch));
     this.#turn = turn.catch(() => {});
     await turn;

@@ -104,18 +104,22 @@ export class ContainerStarter {
   // --- one start ---
 
   async #start(spec: ContainerSpec, backoff: ContainerRecord["backoff"]): Promise<void> {
-    const { state, starts, tenant } = this.#context;
+    const { state, starts, tenant, trace } = this.#context;
     const container = state.container(spec.name);
     let instance: ContainerInstance | undefined;
+    const about = { "k8s.container.name": spec.name, "k8s.container.restart_count": container.own.attempt + 1 };
     try {
-      if (container.own.kind === "main") state.initPassed();
-      const images = await this.#obtainImages(spec, container);
-      const parts = { ...images, devices: await this.#prepareDevices(spec) };
-      await starts.run(tenant, async () => {
-        await this.#context.haveVolumes();
-        const begun = await this.#begin(spec, parts, backoff);
-        instance = begun?.instance;
-        if (begun !== undefined) await this.#startShim(begun.instance, begun.command);
+      await trace.step("container.start", about, async () => {
+        if (container.own.kind === "main") state.initPassed();
+        const images = await this.#obtainImages(spec, container);
+        const parts = { ...images, devices: await this.#prepareDevices(spec) };
+        await starts.run(tenant, async () => {
+          await this.#context.haveVolumes();
+          const begun = await trace.part("container.create", {}, () => this.#begin(spec, parts, backoff));
+          instance = begun?.instance;
+          if (begun !== undefined)
+            await trace.part("container.run", {}, () => this.#startShim(begun.instance, begun.command));
+        });
       });
     } catch (thrown) {
       if (!this.#isOutdated(spec)) this.#failed(spec, container, toError(thrown));
@@ -320,7 +324,7 @@ export class ContainerStarter {
   }
 
   async #obtainImages(spec: ContainerSpec, container: ContainerStatus): Promise<Omit<Parts, "devices">> {
-    const { engine, state, clock, tenant, work } = this.#context;
+    const { engine, state, clock, tenant, work, trace } = this.#context;
     const { images } = engine;
     if (images === undefined) return { image: undefined, imageVolumes: {} };
     const auth = state.spec.registry_auth ?? [];
@@ -334,7 +338,11 @@ export class ContainerStarter {
         state.commit();
       },
     };
-    const image = await obtainImage(images, spec, auth, surroundings);
+    const obtain = (wanted: Parameters<typeof obtainImage>[1]) =>
+      trace.part("image.obtain", { "container.image.name": wanted.image }, () =>
+        obtainImage(images, wanted, auth, surroundings),
+      );
+    const image = await obtain(spec);
     container.keepImage(image);
     // At once: the pull of the next one may take long, and may need room.
     this.#context.onImagesChanged();
@@ -342,7 +350,7 @@ export class ContainerStarter {
     const imageVolumes: Record<string, PreparedImage> = {};
     for (const volume of state.spec.volumes ?? []) {
       if (volume.type !== "image" || !mounted.has(volume.name)) continue;
-      const obtained = await obtainImage(images, volume, auth, surroundings);
+      const obtained = await obtain(volume);
       imageVolumes[volume.name] = obtained;
       container.keepImageVolume(volume.name, obtained);
       this.#context.onImagesChanged();

@@ -8,6 +8,7 @@ import type { Shims } from "../engine.ts";
 import type { MachineVolumes } from "../volume-contents.ts";
 import type { InstanceFolders } from "./instance-folders.ts";
 import type { MachineState } from "./machine-state.ts";
+import type { MachineTrace } from "./machine-trace.ts";
 import type { MachineWork } from "./machine-work.ts";
 
 export interface MachineContext {
@@ -29,6 +30,7 @@ export interface MachineContext {
   readonly state: MachineState;
   readonly folders: InstanceFolders;
   readonly work: MachineWork;
+  readonly trace: MachineTrace;
   /**
    * False while a former backend's sandbox has yet to be found again: until then nothing is begun, changed or ended.
    */

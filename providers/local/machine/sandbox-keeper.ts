@@ -81,7 +81,7 @@ export class SandboxKeeper {
 
   /** Makes the sandbox. A failure is shown, and tried again by a later plan. Never rejects for what an engine does. */
   async open(): Promise<void> {
-    const { starts, tenant, state, work, clock } = this.#context;
+    const { starts, tenant, state, work, trace, clock } = this.#context;
     const opening = new AbortController();
     this.#opening = opening;
     this.#unwanted = new AbortController();
@@ -92,7 +92,7 @@ export class SandboxKeeper {
         opening.signal.throwIfAborted();
         state.beginOpening();
         cancel = clock.after(ANSWER_MS.open, () => opening.abort(unanswered("open")));
-        await work.inEngine(this.#open(opening.signal));
+        await trace.step("sandbox.open", {}, () => work.inEngine(this.#open(opening.signal)));
       };
       await starts.run(tenant, open, opening.signal);
       this.#retry = { at: 0, failures: 0 };
@@ -296,8 +296,8 @@ export class SandboxKeeper {
    * confirm; false when the backend ends before that.
    */
   async destroy(options: { keepVolumes: boolean }): Promise<boolean> {
-    const { work } = this.#context;
-    const destroy = () => work.inEngine(this.#destroy(options));
+    const { work, trace } = this.#context;
+    const destroy = () => trace.step("sandbox.destroy", {}, () => work.inEngine(this.#destroy(options)));
     const how = { fault: "Cannot remove the machine's sandbox yet", maxMs: RETRY_MS.first };
     if (!(await repeated(this.#context, destroy, how))) return false;
     return options.keepVolumes || (await this.#plugins.giveBack());

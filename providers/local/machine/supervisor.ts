@@ -20,6 +20,7 @@ import {
   type SharedPlaces,
   type StreamOptions,
   tenantOf,
+  type Tracing,
 } from "../../../src/provider/kit/index.ts";
 import type { ClaimSource } from "../claims.ts";
 import type { CsiSource } from "../csi-volumes.ts";
@@ -38,6 +39,7 @@ import { Instances } from "./instances.ts";
 import type { MachineVolumes } from "../volume-contents.ts";
 import type { MachineContext } from "./machine-context.ts";
 import { MachineState } from "./machine-state.ts";
+import { MachineTrace } from "./machine-trace.ts";
 import { MachineWork } from "./machine-work.ts";
 import { type Action, plan } from "./plan.ts";
 import { type Ending, type MachineRecord, newRecord } from "./record.ts";
@@ -58,6 +60,8 @@ export interface SupervisorContext {
   devices?: DeviceSource | undefined;
   claims?: ClaimSource | undefined;
   csi?: CsiSource | undefined;
+  /** Absent: nothing is traced. */
+  tracing?: Tracing | undefined;
   clock: Clock;
   logger: Logger;
   /** Bounds how many machines and containers start at once, and shares that out among tenants. */
@@ -78,6 +82,7 @@ export class Supervisor implements MachineHome {
   readonly #state: MachineState;
   readonly #folders: InstanceFolders;
   readonly #work: MachineWork;
+  readonly #trace: MachineTrace;
   readonly #instances: Instances;
   readonly #keeper: SandboxKeeper;
   readonly #starter: ContainerStarter;
@@ -106,17 +111,15 @@ export class Supervisor implements MachineHome {
     this.#state = new MachineState({ store, clock, logger }, spec, record);
     this.#folders = new InstanceFolders(store.machineDir(id));
     this.#work = new MachineWork(logger);
+    this.#trace = new MachineTrace({ tracing: context.tracing, clock, id, labels: spec.labels });
     const shared: MachineContext = {
       ...context,
-      devices: context.devices,
-      claims: context.claims,
-      csi: context.csi,
+      ...{ devices: context.devices, claims: context.claims, csi: context.csi },
       logger,
       tenant: tenantOf(spec.labels),
       home: this,
       state: this.#state,
-      folders: this.#folders,
-      work: this.#work,
+      ...{ folders: this.#folders, work: this.#work, trace: this.#trace },
       isReady: () => this.#ready,
       sandbox: () => this.#keeper.sandbox,
       haveVolumes: () => this.#keeper.haveVolumes(),
@@ -232,6 +235,7 @@ export class Supervisor implements MachineHome {
   }
 
   #endBy(graceSeconds: number, force: boolean): void {
+    this.#trace.asked();
     const ending: Ending = { deadline: this.#clock.now() + graceSeconds * 1000, force, state: "stopped" };
     const before = this.record.ending;
     if (before === undefined) this.#end(ending);

@@ -70,6 +70,10 @@ export interface paths {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -107,6 +111,10 @@ export interface paths {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -132,6 +140,10 @@ export interface paths {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -172,6 +184,10 @@ export interface paths {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -212,6 +228,10 @@ export interface paths {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -238,6 +258,10 @@ export interface paths {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -284,6 +308,10 @@ export interface paths {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["VolumeId"];
@@ -321,6 +349,10 @@ export interface paths {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["VolumeId"];
@@ -391,6 +423,10 @@ export interface paths {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -2045,6 +2081,10 @@ export interface components {
   parameters: {
     /** @description Echoed in the reply. */
     RequestId: string;
+    /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+    TraceParent: string;
+    /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+    TraceState: string;
     MachineId: components["schemas"]["MachineId"];
     VolumeId: components["schemas"]["MachineId"];
     ContainerName: components["schemas"]["Name"];
@@ -2076,6 +2116,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path?: never;
       cookie?: never;
@@ -2101,6 +2145,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path?: never;
       cookie?: never;
@@ -2135,6 +2183,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path?: never;
       cookie?: never;
@@ -2166,6 +2218,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -2184,6 +2240,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -2209,6 +2269,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
         /** @description `*`, from an agent that has seen no machine of this id: it is not to take away the one that another agent makes at this moment. With capability `delete_if_absent`, a machine that is there makes this a `conflict` and is left as it is, and an id that has none, or its tombstone, is buried. Nothing else is ever sent. A backend without the capability deletes what it finds. */
         "If-None-Match"?: "*";
       };
@@ -2230,6 +2294,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -2252,6 +2320,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -2286,6 +2358,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -2325,6 +2401,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -2359,6 +2439,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -2384,6 +2468,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -2418,6 +2506,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path?: never;
       cookie?: never;
@@ -2443,6 +2535,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["VolumeId"];
@@ -2461,6 +2557,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["VolumeId"];
@@ -2484,6 +2584,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["VolumeId"];
@@ -2503,6 +2607,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["VolumeId"];
@@ -2525,6 +2633,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["VolumeId"];
@@ -2552,6 +2664,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["VolumeId"];
@@ -2577,6 +2693,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path?: never;
       cookie?: never;
@@ -2605,6 +2725,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path?: never;
       cookie?: never;
@@ -2630,6 +2754,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -2648,6 +2776,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -2670,6 +2802,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path: {
         id: components["parameters"]["MachineId"];
@@ -2746,6 +2882,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path?: never;
       cookie?: never;
@@ -2777,6 +2917,10 @@ export interface operations {
       header?: {
         /** @description Echoed in the reply. */
         "X-Request-Id"?: components["parameters"]["RequestId"];
+        /** @description Which trace the request is part of, by W3C Trace Context. A backend that traces goes on from it and passes it on; all others ignore it, and everybody does where it is not as it should be. */
+        traceparent?: components["parameters"]["TraceParent"];
+        /** @description What others have to say of that trace, by W3C Trace Context. Ignored without a `traceparent`. */
+        tracestate?: components["parameters"]["TraceState"];
       };
       path?: never;
       cookie?: never;
@@ -2798,4 +2942,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: 301012f79a7ce2a7ae006bef7d287e1c82728647aaf047e01544ccb6fd3c33b2
+// sha256 of openapi.yaml: 0e7325e865438913d9b0962c937e4721dbf1a0435551320c224bcf5a0e3ea5ab

@@ -119,6 +119,8 @@ export { isSubset } from "../../resources/labels.ts";
 export { isLabelValue, isQualifiedName } from "../../resources/names.ts";
 export { Quantity } from "../../resources/quantity.ts";
 export { silentLogger, type Logger } from "../../telemetry/logger.ts";
+export { readTraceContext, type TraceContext } from "../../telemetry/trace-context.ts";
+export { type Attributes, traced, tracedStep, type Tracing } from "../../telemetry/tracing.ts";
 export { linkAbort, onAbort, pause, unlessAborted, untilAborted, type LinkedSignal } from "../../util/abort.ts";
 export {
   containsRange,
@@ -144,6 +146,7 @@ export { trimEnd } from "../../util/text.ts";
 
 // For a provider that serves, or has a configuration file of its own.
 export { ConfigError, parseFile } from "../../config/load.ts";
+export { tracingSchema } from "../../config/tracing-schema.ts";
 export { readBody } from "../../http/body.ts";
 export { Connections, type ConnectionLimits } from "../../http/connections.ts";
 export { loggedPath, sendReply, whileConnected } from "../../http/exchange.ts";

@@ -54,9 +54,16 @@ export interface BackendOptions {
   images?: Record<string, string[]> | undefined;
   /** The configuration's `engine`. Default: engine `process`. */
   engine?: Json;
+  /** Merged over the configuration. */
+  config?: Json;
 }
 
-export async function startBackend({ sandbox, images = {}, engine }: BackendOptions): Promise<BackendProcess> {
+export async function startBackend({
+  sandbox,
+  images = {},
+  engine,
+  config: more,
+}: BackendOptions): Promise<BackendProcess> {
   const stateDir = join(sandbox.dir, "backend");
   await mkdir(stateDir, { recursive: true });
   const port = await freePort();
@@ -73,6 +80,7 @@ export async function startBackend({ sandbox, images = {}, engine }: BackendOpti
       listen: { address: "127.0.0.1", port },
       tokenFile,
       engine: engine ?? { type: "process", images },
+      ...more,
     }),
   );
   const client = clientOf(url, { token });

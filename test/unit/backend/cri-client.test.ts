@@ -9,9 +9,10 @@ import { expect, onTestFinished, test } from "vitest";
 import { RuntimeService } from "../../../providers/local/engines/cri/api.gen.js";
 import { CriClient } from "../../../providers/local/engines/cri/client.ts";
 import { systemClock } from "../../../src/util/clock.ts";
+import { RecordedTracing } from "../../support/recorded-tracing.ts";
 
 /** A runtime that does not run yet. @param onCall every call of it, by name; `cut` ends all its connections */
-function runtime(onCall: (name: string, cut: () => void) => void) {
+function runtime(onCall: (name: string, cut: () => void, headers: Headers) => void) {
   const dir = mkdtempSync(join(tmpdir(), "vmlet-runtime-"));
   const path = join(dir, "s");
   const sessions = new Set<ServerHttp2Session>();
@@ -20,12 +21,12 @@ function runtime(onCall: (name: string, cut: () => void) => void) {
     connectNodeAdapter({
       routes: (router) => {
         router.service(RuntimeService, {
-          version() {
-            onCall("version", cut);
+          version(_request, { requestHeader }) {
+            onCall("version", cut, requestHeader);
             return { runtimeName: "r" };
           },
-          createContainer() {
-            onCall("createContainer", cut);
+          createContainer(_request, { requestHeader }) {
+            onCall("createContainer", cut, requestHeader);
             return { containerId: "c" };
           },
         });
@@ -45,8 +46,8 @@ function runtime(onCall: (name: string, cut: () => void) => void) {
   });
   return {
     start: () => once(server.listen(path), "listening"),
-    client(patience?: typeof systemClock) {
-      const client = new CriClient(path, patience);
+    client(patience?: typeof systemClock, tracing?: RecordedTracing) {
+      const client = new CriClient(path, patience, tracing);
       clients.push(client);
       return client;
     },
@@ -89,4 +90,16 @@ test("a call that was cut off is not made again when it may have had its effect"
 test("a runtime that stays away is waited for no longer than the call may take", async () => {
   const patient = runtime(() => {}).client(systemClock);
   await expect(patient.runtime.version({}, patient.within(250))).rejects.toThrow("ENOENT");
+});
+
+test("the runtime is told which trace a call is part of, and of calls outside of any nothing", async () => {
+  const told: (string | null)[] = [];
+  const { start, client } = runtime((_name, _cut, headers) => void told.push(headers.get("traceparent")));
+  await start();
+  const tracing = new RecordedTracing();
+  const traced = client(systemClock, tracing);
+  const span = tracing.begin("sandbox.open", {});
+  await tracing.within(span, () => traced.runtime.version({}, traced.within()));
+  await traced.runtime.version({}, traced.within());
+  expect(told).toEqual([span.context.traceparent, null]);
 });

@@ -5,7 +5,7 @@
 import { connect } from "node:net";
 import { type CallOptions, type Client, Code, ConnectError, createClient, type Interceptor } from "@connectrpc/connect";
 import { createGrpcTransport, Http2SessionManager } from "@connectrpc/connect-node";
-import { type Clock, pause, ProviderError } from "../../../../src/provider/kit/index.ts";
+import { type Clock, pause, ProviderError, type Tracing } from "../../../../src/provider/kit/index.ts";
 import { ImageService, RuntimeService } from "./api.gen.js";
 import { heldConnection } from "./held-connection.ts";
 
@@ -40,8 +40,9 @@ export class CriClient {
   /**
    * @param socket path of the runtime's unix socket
    * @param patience waits for a runtime that is away; absent: says so at once
+   * @param tracing says which traces calls are part of, which the runtime is told; absent: none
    */
-  constructor(socket: string, patience?: Clock) {
+  constructor(socket: string, patience?: Clock, tracing?: Pick<Tracing, "active">) {
     this.socket = socket;
     const baseUrl = "http://localhost";
     const held = () => heldConnection(socket, CALL_MS / 1000);
@@ -52,7 +53,10 @@ export class CriClient {
       baseUrl,
       readMaxBytes: MAX_REPLY_BYTES,
       defaultTimeoutMs: CALL_MS,
-      interceptors: patience === undefined ? [] : [untilBack(patience)],
+      interceptors: [
+        ...(tracing === undefined ? [] : [partOf(tracing)]),
+        ...(patience === undefined ? [] : [untilBack(patience)]),
+      ],
     };
     const [transport, lasting] = this.#sessions.map((sessionManager) =>
       createGrpcTransport({ ...options, sessionManager }),
@@ -78,6 +82,14 @@ export class CriClient {
     this.#closed.abort(new Error("the backend is stopping"));
     for (const session of this.#sessions) session.abort();
   }
+}
+
+/** By W3C Trace Context in gRPC's metadata, which containerd and CRI-O go on from. */
+function partOf(tracing: Pick<Tracing, "active">): Interceptor {
+  return (next) => (request) => {
+    for (const [name, value] of Object.entries(tracing.active() ?? {})) request.header.set(name, String(value));
+    return next(request);
+  };
 }
 
 /** Asks again what the runtime has not received, or what only tells. Streams end with it: their users notice. */

@@ -19,6 +19,7 @@ import {
   type ResourceAmounts,
   type RuntimeHandler as MachineRuntime,
   SharedPlaces,
+  type Tracing,
 } from "../../../../src/provider/kit/index.ts";
 import { checkAppArmor, hasAppArmor } from "../../bundle/apparmor.ts";
 import { allMachinesPids, checkCgroups } from "../../bundle/cgroup.ts";
@@ -70,6 +71,8 @@ interface CriEngineOptions {
   stateDir: string;
   clock: Clock;
   logger: Logger;
+  /** Absent: nothing is traced. */
+  tracing?: Tracing | undefined;
   logLimits: LogLimits;
   /** What machines may have together, as the owner of the host says: never more than the host can spare. */
   capacity?: ResourceAmounts | undefined;
@@ -148,7 +151,7 @@ export class CriEngine implements Engine {
         bridge,
         range: () => ownNetwork?.range.subnet,
       });
-    const client = new CriClient(this.#own?.socket ?? socket!, clock);
+    const client = new CriClient(this.#own?.socket ?? socket!, clock, options.tracing);
     const backend = machineHash(stateDir);
     this.#client = client;
     this.keeper = new RuntimeContainers({

@@ -51,7 +51,32 @@ async function takes(context: CheckContext, body: string, what: string): Promise
   return JSON.parse(reply.body) as Machine;
 }
 
+const TRACE = "4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7";
+/** As callers, and what stands between, may send them. */
+const TRACES: Readonly<Record<string, Readonly<Record<string, string>>>> = {
+  "a traceparent": { traceparent: `00-${TRACE}-01`, tracestate: "vendor=opaque,other@tenant=1" },
+  "a traceparent of a later version": { traceparent: `cc-${TRACE}-01-what-is-not-known-yet` },
+  "a traceparent that is none": { traceparent: "00-not-a-trace" },
+  "a tracestate that is none, without a traceparent": { tracestate: "=,=;;" },
+  "a traceparent of 2000 characters": { traceparent: `cc-${TRACE}-01-${"f".repeat(2000)}` },
+};
+
 export const HTTP_REQUEST_CHECKS: readonly Omit<Check, "needsHttp">[] = [
+  {
+    name: "http/trace-headers-change-nothing",
+    why: "They come from whatever calls the client, too: one that is not understood must not keep a machine from being made.",
+    async run(context: CheckContext) {
+      const body = JSON.stringify(context.spec(FOREVER));
+      for (const [what, headers] of Object.entries(TRACES)) {
+        const path = `/v1/machines/${context.id()}`;
+        const made = await context.http!.request("PUT", path, { headers: { ...JSON_BODY, ...headers }, body });
+        const isMade = made.status === 200 || made.status === 201;
+        context.expect(isMade, `a PUT with ${what} to be taken with 200 or 201`, `HTTP ${made.status} came`);
+        const { status } = await context.http!.request("GET", path, { headers });
+        context.expect(status === 200, `a GET with ${what} to answer 200`, `HTTP ${status} came`);
+      }
+    },
+  },
   {
     name: "http/unknown-fields-anywhere-are-refused",
     why: "A field that is ignored, however deep, runs something else than what was asked for.",
