@@ -54,7 +54,7 @@ export interface VolumeContents {
   /** Bytes that new volumes may have. */
   room(): Promise<number>;
   /** What a volume takes of these that asks for so many. Absent: as many. */
-  taken?(sizeBytes: number): number;
+  taken?(sizeBytes: number, fsType: string | undefined): number;
 }
 
 export interface VolumeBookOptions {
@@ -119,9 +119,9 @@ export class VolumeBook implements VolumeProvider {
       this.#assertPossible(spec);
       const source = spec.source === undefined ? undefined : this.#copyable(spec.source.volume);
       if (source !== undefined) assertCopy(spec, source);
-      using promise = await this.#promise(spec.size_bytes);
       const { labels, size_bytes, mode, class: named, zone = this.#options.zone } = spec;
       const { fs_type = source?.volume.fs_type } = spec;
+      using promise = await this.#promise(size_bytes, fs_type);
       const record: VolumeRecord = {
         fingerprint,
         ...(source !== undefined && { source: source.volume.id }),
@@ -146,9 +146,9 @@ export class VolumeBook implements VolumeProvider {
   /** @param promise of the room for it; absent: an earlier call had one, and what came of that nobody knows */
   async #make(record: VolumeRecord, promise?: Disposable): Promise<PersistentVolume> {
     const { contents, forget } = this.#options;
-    const { id, size_bytes: asked } = record.volume;
+    const { id, size_bytes: asked, fs_type: wanted } = record.volume;
     try {
-      using _ = promise ?? (await this.#promise(asked));
+      using _ = promise ?? (await this.#promise(asked, wanted));
       const { source } = record;
       const { size_bytes, fs_type } =
         source === undefined
@@ -189,11 +189,11 @@ export class VolumeBook implements VolumeProvider {
   resize(id: string, sizeBytes: number, _options: CallOptions): Promise<PersistentVolume> {
     return this.inTurn(id, async () => {
       const record = this.#live(id);
-      const { size_bytes: before, state } = record.volume;
+      const { size_bytes: before, state, fs_type } = record.volume;
       if (sizeBytes <= before) return this.#view(record);
       if (state !== "available") throw new ProviderError("unavailable", `volume ${id} is ${state}`);
       assertSize(sizeBytes, this.#options);
-      using _ = await this.#promise(sizeBytes, before);
+      using _ = await this.#promise(sizeBytes, fs_type, before);
       const size_bytes = await this.#options.contents.grow(record, sizeBytes);
       return this.#view(this.#keep(record, { size_bytes }));
     });
@@ -410,9 +410,9 @@ export class VolumeBook implements VolumeProvider {
   }
 
   /** @param before what it has already @throws ProviderError quota */
-  #promise(sizeBytes: number, before = 0): Promise<Disposable> {
+  #promise(sizeBytes: number, fsType: string | undefined, before = 0): Promise<Disposable> {
     const { contents } = this.#options;
-    return this.#room.promise((contents.taken?.(sizeBytes) ?? sizeBytes) - before);
+    return this.#room.promise((contents.taken?.(sizeBytes, fsType) ?? sizeBytes) - before);
   }
 
   /** The record with this changed, as saved. @throws what `save` does: then it is as it was */

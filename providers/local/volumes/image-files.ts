@@ -2,7 +2,7 @@
  * The files of volumes that are disks: VOLUME/disk.img, of the volume's size, all of which is reserved, so that a disk
  * never runs out of the host's room in the middle of a write. With a file system, or empty.
  */
-import { existsSync, renameSync, rmSync, statSync, truncateSync } from "node:fs";
+import { existsSync, renameSync, rmSync, statSync, truncateSync, writeFileSync } from "node:fs";
 import { open, statfs } from "node:fs/promises";
 import { dirname, join } from "node:path";
 import { ProviderError, type VolumeRecord } from "../../../src/provider/kit/index.ts";
@@ -12,6 +12,10 @@ import { flushFile, flushFolder } from "../host/files.ts";
 const MIB = 2 ** 20;
 /** Less than that has no room for a journal. */
 const MINIMUM_BYTES = 16 * MIB;
+/** mkfs.xfs makes none that is smaller. */
+const XFS_MINIMUM_BYTES = 300 * MIB;
+/** What a new XFS begins with: a folder that containers of any user write to, as an emptyDir. */
+const XFS_PROTOTYPE = "/dev/null\n0 0\nd--777 0 0\n$\n";
 /** The share of the host's disk that volumes leave: less of it, and machines are evicted. */
 const KEPT_FREE = 0.1;
 /** kubelet's formatting, and blocks that stay reserved. */
@@ -23,8 +27,10 @@ export const imageOf = (volumeDir: string): string => join(volumeDir, "disk.img"
 
 /** What of the tools and rights for this is missing, by name. */
 export const IMAGE_TOOLS = ["dd", "fallocate", "mkfs.ext4", "debugfs", "e2fsck", "resize2fs"] as const;
+/** The same of the file system xfs, which a host need not have. */
+export const XFS_TOOLS = ["mkfs.xfs", "xfs_growfs"] as const;
 
-const tool = (name: (typeof IMAGE_TOOLS)[number]): string => findTool(name) ?? name;
+const tool = (name: (typeof IMAGE_TOOLS)[number] | (typeof XFS_TOOLS)[number]): string => findTool(name) ?? name;
 
 /**
  * What is there is not touched.
@@ -40,34 +46,46 @@ export async function makeImage(
   if (existsSync(image)) return statSync(image).size;
   const fresh = `${image}.new`;
   rmSync(fresh, { force: true });
-  const size = wholeSize(volume.size_bytes);
+  const { mode, fs_type = "ext4" } = volume;
+  const size = wholeSize(volume.size_bytes, fs_type);
   await (await open(fresh, "w", 0o600)).close();
   await reserve(fresh, size);
-  if (from !== undefined) await copyInto(fresh, from, { size, mode: volume.mode });
-  else if (volume.mode === "filesystem") {
-    await run(tool("mkfs.ext4"), [...MKFS_OPTIONS, fresh]);
-    // As an emptyDir: containers of any user write to it.
-    await run(tool("debugfs"), ["-w", "-R", "set_inode_field <2> mode 040777", fresh]);
-  }
+  if (from !== undefined) await copyInto(fresh, from, { size, mode, fs_type });
+  else if (mode === "filesystem") await (fs_type === "xfs" ? makeXfs(fresh) : makeExt4(fresh));
   await flushFile(fresh);
   renameSync(fresh, image);
   flushFolder(dir);
   return size;
 }
 
+async function makeExt4(file: string): Promise<void> {
+  await run(tool("mkfs.ext4"), [...MKFS_OPTIONS, file]);
+  // As an emptyDir: containers of any user write to it.
+  await run(tool("debugfs"), ["-w", "-R", "set_inode_field <2> mode 040777", file]);
+}
+
+async function makeXfs(file: string): Promise<void> {
+  const prototype = `${file}.proto`;
+  writeFileSync(prototype, XFS_PROTOTYPE);
+  // Not discarded: its blocks are reserved.
+  await run(tool("mkfs.xfs"), ["-q", "-f", "-K", "-p", prototype, file]);
+  rmSync(prototype);
+}
+
 /** Only what is not zero is written: the rest is so already, and reserved. */
 async function copyInto(
   fresh: string,
   from: string,
-  { size, mode }: { size: number; mode: VolumeRecord["volume"]["mode"] },
+  { size, mode, fs_type }: { size: number; mode: VolumeRecord["volume"]["mode"]; fs_type: string },
 ): Promise<void> {
   await run(tool("dd"), [`if=${from}`, `of=${fresh}`, "bs=1M", "conv=notrunc,sparse", "status=none"]);
-  if (mode === "filesystem") await mendFileSystem(fresh, size);
+  // One of XFS grows when it is mounted, and is mended then.
+  if (mode === "filesystem" && fs_type !== "xfs") await mendFileSystem(fresh, size);
 }
 
 /** Nobody has it attached. @throws ProviderError quota */
-export async function extendImage(image: string, sizeBytes: number): Promise<number> {
-  const size = wholeSize(sizeBytes);
+export async function extendImage(image: string, sizeBytes: number, fsType: string | undefined): Promise<number> {
+  const size = wholeSize(sizeBytes, fsType);
   const before = statSync(image).size;
   if (before >= size) return before;
   try {
@@ -150,6 +168,11 @@ export async function growMounted(device: string): Promise<void> {
   await run(tool("resize2fs"), [device]);
 }
 
+/** Of XFS, which grows only where it is mounted, to all of its device; what has that size already stays as it is. */
+export async function growXfs(mountPoint: string): Promise<void> {
+  await run(tool("xfs_growfs"), ["-d", mountPoint]);
+}
+
 /** By its superblock. */
 async function fileSystemSize(path: string): Promise<{ bytes: number; blockBytes: number }> {
   const file = await open(path, "r");
@@ -166,4 +189,5 @@ async function fileSystemSize(path: string): Promise<{ bytes: number; blockBytes
 }
 
 /** Of the file of a disk that is to have so many bytes. */
-export const wholeSize = (bytes: number): number => Math.max(MINIMUM_BYTES, Math.ceil(bytes / MIB) * MIB);
+export const wholeSize = (bytes: number, fsType: string | undefined): number =>
+  Math.max(fsType === "xfs" ? XFS_MINIMUM_BYTES : MINIMUM_BYTES, Math.ceil(bytes / MIB) * MIB);

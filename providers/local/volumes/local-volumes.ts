@@ -304,7 +304,7 @@ const holdsContents = (dir: string): boolean => existsSync(imageOf(dir)) || hold
 /** What is in it besides is not ours, and stays: a disk that is mounted here has its `lost+found`. */
 function removeRemnant(dir: string): void {
   for (const name of readdirSync(dir))
-    if (name === "data" || name === "data.new" || name === "disk.img.new" || name.startsWith("volume.json"))
+    if (name === "data" || name === "data.new" || name.startsWith("disk.img.new") || name.startsWith("volume.json"))
       rmSync(join(dir, name), { recursive: true, force: true });
   if (!holdsFiles(dir)) rmdirSync(dir);
 }

@@ -26,6 +26,7 @@ import { LOCAL_CLASSES } from "./classes.ts";
 import {
   extendImage,
   growMounted,
+  growXfs,
   IMAGE_TOOLS,
   imageOf,
   keepReserved,
@@ -33,18 +34,19 @@ import {
   mendFileSystem,
   roomFor,
   wholeSize,
+  XFS_TOOLS,
 } from "./image-files.ts";
 import { attachLoop, detachLoop, isHeld, leaveToMounts, loopDevices, loopOf, resizeLoop } from "./loop-devices.ts";
 import { hostOptions } from "./mount-options.ts";
 import { ownTree } from "./ownership.ts";
 
-const FS_TYPE = "ext4";
+const DEFAULT_FS = "ext4";
 const TOOLS = [...IMAGE_TOOLS, "losetup", "mount", "umount", "find", "chgrp", "chmod"] as const;
 const LOOP_CONTROL = "/dev/loop-control";
 
 export class LoopVolumes implements HostVolumes {
   readonly classes = LOCAL_CLASSES;
-  readonly fsTypes = [FS_TYPE];
+  readonly fsTypes = [DEFAULT_FS, ...(whyNoXfs() === undefined ? ["xfs"] : [])];
   readonly #dir: string;
   readonly #logger: Logger;
 
@@ -62,47 +64,52 @@ export class LoopVolumes implements HostVolumes {
     if (source !== undefined && device !== undefined && isHeld(device.path))
       throw new ProviderError("in_use", `volume ${source.volume.id} is mounted`, { field: "source.volume" });
     const size_bytes = await makeImage(this.#dirOf(record.volume.id), record, { from });
-    return { size_bytes, ...(record.volume.mode === "filesystem" && { fs_type: FS_TYPE }) };
+    return { size_bytes, ...(record.volume.mode === "filesystem" && { fs_type: fsTypeOf(record) }) };
   }
 
-  async grow({ volume: { id, mode } }: VolumeRecord, sizeBytes: number): Promise<number> {
+  async grow(record: VolumeRecord, sizeBytes: number): Promise<number> {
+    const { id, mode } = record.volume;
+    const fsType = fsTypeOf(record);
     const image = this.#image(id);
     const device = await loopOf(image);
     const isMounted = mode === "filesystem" && device !== undefined && isHeld(device.path);
-    if (isMounted && !mayGrowMounted())
+    if (isMounted && fsType === DEFAULT_FS && !mayGrowMounted())
       throw new ProviderError("in_use", `volume ${id} can only grow while no machine has it: ${NO_GROWTH}`);
-    const size = await extendImage(image, sizeBytes);
+    const size = await extendImage(image, sizeBytes, fsType);
     if (isMounted) {
       await resizeLoop(device);
-      await growMounted(device.path);
+      await (fsType === "xfs" ? growXfs(this.path(id)) : growMounted(device.path));
       return size;
     }
     // What a killed backend has left: attached again, it has the size of its file.
     if (device !== undefined) await detachLoop(device);
-    if (mode === "filesystem") await mendFileSystem(image, size);
+    if (mode === "filesystem" && fsType === DEFAULT_FS) await mendFileSystem(image, size);
     return size;
   }
 
   async remove({ volume: { id } }: VolumeRecord): Promise<void> {
     await this.detach(id);
-    for (const part of ["disk.img", "disk.img.new", "data"]) await removeTree(join(this.#dirOf(id), part));
+    for (const part of ["disk.img", "disk.img.new", "disk.img.new.proto", "data"])
+      await removeTree(join(this.#dirOf(id), part));
   }
 
   async room(): Promise<number> {
     return await roomFor(this.#dir);
   }
 
-  taken(sizeBytes: number): number {
-    return wholeSize(sizeBytes);
+  taken(sizeBytes: number, fsType: string | undefined): number {
+    return wholeSize(sizeBytes, fsType);
   }
 
-  async attach({ volume: { id, mode } }: VolumeRecord, use: VolumeUse): Promise<void> {
+  async attach(record: VolumeRecord, use: VolumeUse): Promise<void> {
+    const { id, mode } = record.volume;
+    const fsType = fsTypeOf(record);
     // Nobody is given it: see device().
     if (mode === "block") return;
     const mounted = await this.#mounted(id);
     await this.#keepReserved(id, mounted !== undefined);
-    if (mounted === undefined) await this.#mount(id, use);
-    else if (mounted.options.includes("ro") !== use.readOnly) await this.#remount(id, use);
+    if (mounted === undefined) await this.#mount(id, fsType, use);
+    else if (mounted.options.includes("ro") !== use.readOnly) await this.#remount(id, fsType, use);
     // Also when an earlier backend has mounted it, which may have been killed before this.
     const device = await loopOf(this.#image(id));
     if (device !== undefined) await leaveToMounts(device);
@@ -120,17 +127,18 @@ export class LoopVolumes implements HostVolumes {
     }
   }
 
-  async #mount(id: string, { mountOptions, readOnly }: VolumeUse): Promise<void> {
+  async #mount(id: string, fsType: string, { mountOptions, readOnly }: VolumeUse): Promise<void> {
     const { path } = await attachLoop(this.#image(id), { readOnly: false });
     // In another mount namespace it may still be mounted: then it is sound, and growing is for later.
-    if (!isHeld(path)) await mendFileSystem(path, statSync(this.#image(id)).size);
+    if (fsType === DEFAULT_FS && !isHeld(path)) await mendFileSystem(path, statSync(this.#image(id)).size);
     const data = join(this.#dirOf(id), "data");
     mkdirSync(data, { recursive: true, mode: 0o000 });
-    await run(findTool("mount")!, ["-t", FS_TYPE, "-o", hostOptions(mountOptions, readOnly), path, data]);
+    await run(findTool("mount")!, ["-t", fsType, "-o", hostOptions(mountOptions, { readOnly, fsType }), path, data]);
+    if (fsType === "xfs" && !readOnly) await growXfs(data);
   }
 
-  async #remount(id: string, { mountOptions, readOnly }: VolumeUse): Promise<void> {
-    const how = `remount,${readOnly ? "ro" : "rw"},${hostOptions(mountOptions, readOnly)}`;
+  async #remount(id: string, fsType: string, { mountOptions, readOnly }: VolumeUse): Promise<void> {
+    const how = `remount,${readOnly ? "ro" : "rw"},${hostOptions(mountOptions, { readOnly, fsType })}`;
     await run(findTool("mount")!, ["-o", how, join(this.#dirOf(id), "data")]);
   }
 
@@ -212,6 +220,8 @@ export class LoopVolumes implements HostVolumes {
   }
 }
 
+const fsTypeOf = ({ volume: { fs_type = DEFAULT_FS } }: VolumeRecord): string => fs_type;
+
 /** `errors=remount-ro`, in the words of kernels before 6.15 and since. */
 const isBroken = (options: readonly string[]): boolean =>
   ["ro", "emergency_ro", "shutdown"].some((each) => options.includes(each));
@@ -220,8 +230,30 @@ const NO_GROWTH = "the backend runs without CAP_SYS_RESOURCE";
 
 const mayGrowMounted = (): boolean => ownCapabilities().includes("CAP_SYS_RESOURCE");
 
-/** Why this host's machines cannot have such volumes: without them they have none. */
+/** Why this host's machines cannot have such volumes, or not all that they may be. */
 export function checkLoopVolumes(): HostProblem[] {
+  const problems = whyNoVolumes();
+  if (problems.length > 0) return problems;
+  if (!mayGrowMounted())
+    problems.push({
+      fatal: false,
+      problem: `${NO_GROWTH}: volumes grow only while no machine has them`,
+      cure: "give the backend this capability, as root of the host has it",
+    });
+  const noXfs = whyNoXfs();
+  if (noXfs !== undefined)
+    problems.push({
+      fatal: false,
+      problem: `no volume has the file system xfs: ${noXfs}`,
+      cure: "where claims ask for it, install the package xfsprogs and load the module xfs",
+    });
+  return problems;
+}
+
+export const hasLoopVolumes = (): boolean => whyNoVolumes().length === 0;
+
+/** Without any of this they have none. */
+function whyNoVolumes(): HostProblem[] {
   const problems: HostProblem[] = [];
   const lacks = (problem: string, cure: string) =>
     problems.push({ fatal: false, problem: `volumes that outlive machines are not to be had: ${problem}`, cure });
@@ -239,16 +271,14 @@ export function checkLoopVolumes(): HostProblem[] {
     );
   if (!/\text4\n/.test(readFileSync("/proc/filesystems", "latin1")))
     lacks("this kernel has no file system ext4", "load the module ext4");
-  if (problems.length === 0 && !mayGrowMounted())
-    problems.push({
-      fatal: false,
-      problem: `${NO_GROWTH}: volumes grow only while no machine has them`,
-      cure: "give the backend this capability, as root of the host has it",
-    });
   return problems;
 }
 
-export const hasLoopVolumes = (): boolean => checkLoopVolumes().every(({ problem }) => problem.startsWith(NO_GROWTH));
+function whyNoXfs(): string | undefined {
+  const missing = XFS_TOOLS.filter((name) => findTool(name) === undefined);
+  if (missing.length > 0) return `${missing.join(", ")} ${missing.length > 1 ? "are" : "is"} not on the PATH`;
+  return /\txfs\n/.test(readFileSync("/proc/filesystems", "latin1")) ? undefined : "this kernel has none";
+}
 
 function whyNoLoops(): string | undefined {
   try {

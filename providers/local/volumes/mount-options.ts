@@ -40,7 +40,12 @@ const COMMIT = /^commit=([1-9][0-9]{0,2})$/;
 const MAX_COMMIT_S = 300;
 
 /** For every volume: its files are a tenant's, and give nobody the rights of this host's root or a device of it. */
-const ALWAYS = ["nosuid", "nodev", "nodiscard", "errors=remount-ro"];
+const ALWAYS = ["nosuid", "nodev", "nodiscard"];
+const EXT4_ALWAYS = ["errors=remount-ro"];
+/** A copy has the UUID of what it was copied from, and both may be mounted. */
+const XFS_ALWAYS = ["nouuid"];
+/** Of those that a claim may name: XFS has them always, or not at all, and refuses the words. */
+const NOT_XFS = /^(?:no)?(?:acl|user_xattr)$|^(?:barrier|data|commit)=|^(?:debug|nouid32)$/;
 
 /** @throws ProviderError invalid for one that is not allowed */
 export function assertMountOptions(spec: Pick<MachineSpec, "volumes">): void {
@@ -55,9 +60,14 @@ export function assertMountOptions(spec: Pick<MachineSpec, "volumes">): void {
 }
 
 /** What mount(8) is told. */
-export function hostOptions(options: readonly string[], readOnly: boolean): string {
-  const own = options.filter(isKnown).flatMap((option) => (KNOWN.has(option) ? (KNOWN.get(option) ?? []) : option));
-  return [...new Set([...own, ...ALWAYS, ...(readOnly ? ["ro"] : [])])].join(",");
+export function hostOptions(
+  options: readonly string[],
+  { readOnly, fsType }: { readOnly: boolean; fsType: string },
+): string {
+  const known = options.filter(isKnown).flatMap((option) => (KNOWN.has(option) ? (KNOWN.get(option) ?? []) : option));
+  const own = fsType === "xfs" ? known.filter((option) => !NOT_XFS.test(option)) : known;
+  const always = [...ALWAYS, ...(fsType === "xfs" ? XFS_ALWAYS : EXT4_ALWAYS)];
+  return [...new Set([...own, ...always, ...(readOnly ? ["ro"] : [])])].join(",");
 }
 
 /** Of a claim. */

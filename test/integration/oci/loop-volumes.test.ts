@@ -21,7 +21,7 @@ import {
 } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { expect, onTestFinished, test, vi } from "vitest";
+import { describe, expect, onTestFinished, test, vi } from "vitest";
 import { mountPoints } from "../../../providers/local/host/mounts.ts";
 import type { VolumeUse } from "../../../providers/local/volume-contents.ts";
 import { checkLoopVolumes, hasLoopVolumes, LoopVolumes } from "../../../providers/local/volumes/loop-files.ts";
@@ -34,16 +34,20 @@ import { PATIENCE } from "../backend/killable.ts";
 import { leaveOut } from "../../support/left-out.ts";
 
 const MIB = 2 ** 20;
+const HAS_XFS = checkLoopVolumes().every(({ problem }) => !problem.includes("xfs"));
 const USE: VolumeUse = { readOnly: false, mountOptions: [] };
 
-function setup(mode: "filesystem" | "block" = "filesystem", size_bytes = 32 * MIB) {
+function setup(mode: "filesystem" | "block" = "filesystem", size_bytes = 32 * MIB, fs_type?: string) {
   const dir = realpathSync(mkdtempSync(join(tmpdir(), "vmlet-disks-")));
   const open = () => new LoopVolumes({ dir, clock: systemClock, logger: silentLogger, walks: new SharedPlaces(1) });
   const volumes = open();
   const created_at = new Date(0).toISOString();
   const record = {
     fingerprint: "",
-    volume: { id: "d", version: 1, labels: {}, state: "available", size_bytes, mode, created_at, reservations: [] },
+    volume: {
+      ...{ id: "d", version: 1, labels: {}, state: "available", size_bytes, mode, created_at, reservations: [] },
+      ...(fs_type !== undefined && { fs_type }),
+    },
   } satisfies VolumeRecord;
   mkdirSync(join(dir, "d"));
   onTestFinished(async () => {
@@ -310,5 +314,52 @@ else {
     writeFileSync(join(data, "later"), "", { mode: 0o600 });
     await volumes.attach(record, { ...USE, group: 4321, groupOnMismatchOnly: true });
     expect(lstatSync(join(data, "later")).mode & 0o777).toBe(0o600);
+  });
+
+  describe.skipIf(!HAS_XFS)("a volume with XFS", () => {
+    const xfs = () => setup("filesystem", 32 * MIB, "xfs");
+
+    test("is as large as XFS has to be, of which all is reserved, and anybody writes to it", async () => {
+      const { volumes, record, image, data } = xfs();
+      const size_bytes = volumes.taken(32 * MIB, "xfs");
+      expect(await volumes.make(record, undefined)).toEqual({ size_bytes, fs_type: "xfs" });
+      expect(statSync(image).blocks * 512).toBeGreaterThanOrEqual(size_bytes);
+      await volumes.attach(record, { ...USE, mountOptions: ["noatime", "commit=5", "data=ordered", "noacl"] });
+      expect(await mounted(data)).toMatchObject({ options: expect.arrayContaining(["noatime", "nosuid", "nodev"]) });
+      expect(statSync(data).mode & 0o7777).toBe(0o777);
+      expect(() => writeFileSync(join(data, "big"), Buffer.alloc(size_bytes))).toThrow(/ENOSPC/);
+    });
+
+    test("grows while it is mounted, and what grew while it was not has its room when it is", async () => {
+      const { volumes, record, data } = xfs();
+      await volumes.make(record, undefined);
+      const room = () => statfsSync(data).blocks * statfsSync(data).bsize;
+      await volumes.attach(record, USE);
+      writeFileSync(join(data, "said"), "kept");
+      await volumes.grow(record, 400 * MIB);
+      expect(room()).toBeGreaterThan(320 * MIB);
+      await detached(volumes);
+      await volumes.grow(record, 500 * MIB);
+      await volumes.attach(record, USE);
+      expect(room()).toBeGreaterThan(420 * MIB);
+      expect(readFileSync(join(data, "said"), "utf8")).toBe("kept");
+    });
+
+    test("is copied, larger, and both are mounted at once", async () => {
+      const { dir, volumes, record, data } = xfs();
+      await volumes.make(record, undefined);
+      await volumes.attach(record, USE);
+      writeFileSync(join(data, "said"), "kept");
+      await detached(volumes);
+      mkdirSync(join(dir, "copy"));
+      const copy = { ...record, volume: { ...record.volume, id: "copy", size_bytes: 400 * MIB } };
+      await volumes.make(copy, record);
+      onTestFinished(() => detached(volumes, "copy"));
+      for (const each of [record, copy]) await volumes.attach(each, USE);
+      writeFileSync(join(data, "said"), "changed");
+      const there = join(dir, "copy", "data");
+      expect(readFileSync(join(there, "said"), "utf8")).toBe("kept");
+      expect(statfsSync(there).blocks * statfsSync(there).bsize).toBeGreaterThan(320 * MIB);
+    });
   });
 }
