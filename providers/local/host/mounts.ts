@@ -46,6 +46,8 @@ export interface MountPoint {
   options: readonly string[];
   /** `shared:N`, `master:N`: what becomes of mounts that are made later in it. */
   propagation: readonly string[];
+  /** Of its file system: `xfs`. */
+  type: string;
   /** Of its file system, wherever it is mounted. */
   superOptions: readonly string[];
 }
@@ -63,6 +65,7 @@ export async function mountPoints(): Promise<MountPoint[]> {
       options: (fields[5] ?? "").split(","),
       // Up to the mark where those of the file system begin.
       propagation: fields.slice(6, Math.max(6, fields.indexOf("-", 6))),
+      type: fields.at(-3) ?? "",
       superOptions: (fields.at(-1) ?? "").split(","),
     }))
     .toReversed();

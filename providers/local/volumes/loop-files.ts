@@ -12,12 +12,12 @@
  * capability); the kernel then gives the device to the next volume that is attached, and the first tenant still has it.
  */
 import { closeSync, existsSync, mkdirSync, openSync, readFileSync, statSync } from "node:fs";
-import { statfs } from "node:fs/promises";
+import { opendir, statfs } from "node:fs/promises";
 import { basename, dirname, join } from "node:path";
 import { type Logger, ProviderError, type VolumeRecord } from "../../../src/provider/kit/index.ts";
 import { ownCapabilities } from "../bundle/own-capabilities.ts";
 import type { HostProblem } from "../engine.ts";
-import { findTool, run } from "../host/command.ts";
+import { CommandError, findTool, run } from "../host/command.ts";
 import { HostError } from "../host/host-error.ts";
 import { type MountPoint, mountPoints } from "../host/mounts.ts";
 import { removeTree } from "../host/remove-tree.ts";
@@ -42,6 +42,8 @@ import { ownTree } from "./ownership.ts";
 
 const DEFAULT_FS = "ext4";
 const TOOLS = [...IMAGE_TOOLS, "losetup", "mount", "umount", "find", "chgrp", "chmod"] as const;
+/** mount(8), of EUCLEAN and of a superblock that is none. */
+const DAMAGED = /Structure needs cleaning|bad superblock/;
 const LOOP_CONTROL = "/dev/loop-control";
 
 export class LoopVolumes implements HostVolumes {
@@ -133,7 +135,7 @@ export class LoopVolumes implements HostVolumes {
     if (fsType === DEFAULT_FS && !isHeld(path)) await mendFileSystem(path, statSync(this.#image(id)).size);
     const data = join(this.#dirOf(id), "data");
     mkdirSync(data, { recursive: true, mode: 0o000 });
-    await run(findTool("mount")!, ["-t", fsType, "-o", hostOptions(mountOptions, { readOnly, fsType }), path, data]);
+    await mountDisk(path, data, { fsType, options: hostOptions(mountOptions, { readOnly, fsType }) });
     if (fsType === "xfs" && !readOnly) await growXfs(data);
   }
 
@@ -191,13 +193,14 @@ export class LoopVolumes implements HostVolumes {
   }
 
   async damaged(): Promise<DamagedVolume[]> {
-    return (await mountPoints())
-      .filter(({ path }) => dirname(dirname(path)) === this.#dir)
-      .filter(({ options, superOptions }) => isBroken(superOptions) && !options.includes("ro"))
+    const own = (await mountPoints()).filter(({ path }) => dirname(dirname(path)) === this.#dir);
+    const broken = await Promise.all(own.map(isBroken));
+    return own
+      .filter(({ options }, index) => broken[index] === true && !options.includes("ro"))
       .map(({ path }) => ({
         id: basename(dirname(path)),
         message:
-          "its file system is read-only since the kernel found it damaged, or its disk: it is checked when its next machine begins",
+          "its file system is read-only or shut down since the kernel found it damaged, or its disk: it is checked when its next machine begins",
       }));
   }
 
@@ -220,11 +223,37 @@ export class LoopVolumes implements HostVolumes {
   }
 }
 
+/** What XFS finds damaged it says only now: it has no check like that of ext4 before it is mounted. */
+async function mountDisk(disk: string, target: string, how: { fsType: string; options: string }): Promise<void> {
+  try {
+    await run(findTool("mount")!, ["-t", how.fsType, "-o", how.options, disk, target], { env: { LC_ALL: "C" } });
+  } catch (thrown) {
+    if (how.fsType !== "xfs" || !(thrown instanceof CommandError) || !DAMAGED.test(thrown.stderr)) throw thrown;
+    throw new Error(
+      `the file system of volume ${disk} is damaged, and is not mounted: run xfs_repair on it by hand (${thrown.stderr.trim().slice(-300)})`,
+      { cause: thrown },
+    );
+  }
+}
+
 const fsTypeOf = ({ volume: { fs_type = DEFAULT_FS } }: VolumeRecord): string => fs_type;
 
-/** `errors=remount-ro`, in the words of kernels before 6.15 and since. */
-const isBroken = (options: readonly string[]): boolean =>
-  ["ro", "emergency_ro", "shutdown"].some((each) => options.includes(each));
+/** `errors=remount-ro`, in the words of kernels before 6.15 and since; XFS says nothing of its end in its options. */
+async function isBroken({ path, type, superOptions }: MountPoint): Promise<boolean> {
+  if (["ro", "emergency_ro", "shutdown"].some((each) => superOptions.includes(each))) return true;
+  return type === "xfs" && isShutDown(path);
+}
+
+/** A few names are read, of a folder that may have millions. */
+async function isShutDown(path: string): Promise<boolean> {
+  try {
+    await using folder = await opendir(path);
+    await folder.read();
+    return false;
+  } catch (thrown) {
+    return (thrown as NodeJS.ErrnoException).code === "EIO";
+  }
+}
 
 const NO_GROWTH = "the backend runs without CAP_SYS_RESOURCE";
 

@@ -361,5 +361,28 @@ else {
       expect(readFileSync(join(there, "said"), "utf8")).toBe("kept");
       expect(statfsSync(there).blocks * statfsSync(there).bsize).toBeGreaterThan(320 * MIB);
     });
+
+    test("that its kernel has shut down is told of, and is whole for the next machine", async () => {
+      const { volumes, record, data } = xfs();
+      await volumes.make(record, undefined);
+      await volumes.attach(record, USE);
+      expect(await volumes.damaged()).toEqual([]);
+      execFileSync("xfs_io", ["-x", "-c", "shutdown", data]);
+      expect(await volumes.damaged()).toEqual([{ id: "d", message: expect.stringContaining("shut down") as string }]);
+      await detached(volumes);
+      await volumes.attach(record, USE);
+      expect(await volumes.damaged()).toEqual([]);
+      writeFileSync(join(data, "x"), "x");
+    });
+
+    test("that is damaged is not mounted, and it is said what mends it", async () => {
+      const { volumes, record, image, data } = xfs();
+      await volumes.make(record, undefined);
+      const file = openSync(image, "r+");
+      writeSync(file, Buffer.alloc(4096, 0xff), 0, 4096, 0);
+      closeSync(file);
+      await expect(volumes.attach(record, USE)).rejects.toThrow(/damaged, and is not mounted: run xfs_repair/);
+      expect(await mounted(data)).toBeUndefined();
+    });
   });
 }
