@@ -172,7 +172,7 @@ export const EVENT_REASONS: Readonly<Record<string, EventReason>> = {
   FailedUnmount: {
     ...{ on: "Pod", from: "backend" },
     meaning:
-      "A CSI driver does not take a volume of the pod back. After two minutes the pod goes all the same, and the driver is asked on.",
+      "A CSI driver does not take a volume of the pod back. After two minutes the pod goes all the same, and the driver is asked on; but a persistent volume is waited for, for the cluster detaches it when the pod is gone.",
     cure: "Look at the driver's node plugin on the backend's host, and at its log.",
   },
   FailedUnprepareDynamicResources: {

@@ -41,7 +41,8 @@ export function capabilitiesOf(
   if (plugins !== undefined) capabilities.add("devices");
   // What drivers give to a container, they give in the Container Device Interface alone.
   if (plugins !== undefined && engine.hasCdi === true) capabilities.add("resource_claims");
-  if (plugins !== undefined && engine.hasCsi === true) capabilities.add("volumes.csi");
+  if (plugins !== undefined && engine.hasCsi === true)
+    for (const each of ["volumes.csi", "volumes.csi_persistent"] as const) capabilities.add(each);
   return [...capabilities];
 }
 

@@ -3,7 +3,11 @@
  * and who has them mounted. A volume lies where a kubelet would have it, below the folder that plugins know, for
  * drivers have that folder mounted; beside it lies what a kubelet writes down of it, by which one that outlived its
  * machine's record is found.
+ *
+ * One that outlives machines is staged once for all of them that have it. Who has it stands in the machines' records
+ * and nowhere else: the last of them has it unstaged.
  */
+import { createHash } from "node:crypto";
 import { join } from "node:path";
 import { LABEL_UID, type MachineSpec, type Volume, VmletError } from "../../src/provider/kit/index.ts";
 
@@ -12,6 +16,8 @@ export type CsiVolume = Extract<Volume, { type: "csi" }>;
 /** One that its driver was asked to mount, and so may have. */
 export interface PublishedVolume {
   driver: string;
+  /** The driver's id of one that outlives machines; absent: it is made from the place, and the volume ends with it. */
+  volume?: string;
   /** Where it is mounted, below `root`. */
   path: string;
   /** The folder that plugins knew then. Absent: the record was lost, and it is the one that they know now. */
@@ -29,6 +35,8 @@ export interface CsiHolder {
   readonly published: PublishedVolumes | undefined;
   /** On the disk when it returns. @throws when it cannot be written */
   keep(volumes: PublishedVolumes | undefined): void;
+  /** One that outlives it has grown to this. @throws when it cannot be written */
+  showSize(volume: { driver: string; volume: string }, sizeBytes: number): void;
 }
 
 export interface CsiSource {
@@ -42,7 +50,11 @@ export interface CsiSource {
    * @throws Error in which a driver says why not; to be asked again
    */
   unpublish(holder: CsiHolder, signal: AbortSignal): Promise<void>;
-  /** The machine waits no longer for that: it is done when the drivers can. @throws when that cannot be written */
+  /**
+   * The machine waits no longer for those that were its alone: it is done when the drivers can. One that outlives it is
+   * waited for.
+   * @throws when that cannot be written
+   */
   leave(holder: CsiHolder): void;
 }
 
@@ -62,9 +74,19 @@ export function askedVolumes(id: string, spec: Pick<MachineSpec, "volumes" | "la
   const uid = spec.labels[LABEL_UID] ?? "";
   const folder = PLAIN_NAME.test(uid) ? uid : id;
   return Object.fromEntries(
-    csiVolumes(spec).map(({ name, driver }) => [
+    csiVolumes(spec).map(({ name, driver, persistent }) => [
       name,
-      { driver, path: join("pods", folder, "volumes/kubernetes.io~csi", name, "mount") },
+      {
+        driver,
+        ...(persistent !== undefined && { volume: persistent.volume }),
+        path: join("pods", folder, "volumes/kubernetes.io~csi", persistent?.pv ?? name, "mount"),
+      },
     ]),
   );
+}
+
+/** Where one is staged, below the folder that plugins know (kubelet: makeDeviceMountPath). */
+export function stagingPath(driver: string, volume: string): string {
+  const hash = createHash("sha256").update(volume).digest("hex");
+  return join("plugins/kubernetes.io/csi", driver, hash, "globalmount");
 }

@@ -468,7 +468,8 @@ export class LocalProvider implements Provider {
     const late = Promise.withResolvers<undefined>();
     const cancel = this.#options.clock.after(SAMPLE_MS, () => late.resolve(undefined));
     const own = supervisor.stats();
-    const sample = (this.#volumes?.addTo(own, supervisor.record) ?? own).catch(() => undefined);
+    const withVolumes = this.#volumes?.addTo(own, supervisor.record) ?? own;
+    const sample = (this.#plugins?.csiStats.addTo(withVolumes, supervisor) ?? withVolumes).catch(() => undefined);
     return await Promise.race([sample, late.promise]).finally(cancel);
   }
 

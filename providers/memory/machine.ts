@@ -13,6 +13,7 @@ import {
   type MachinePatch,
   type MachineSpec,
   type MachineState,
+  outlivingCsiVolumes,
   withFileVersion,
 } from "../../src/provider/kit/index.ts";
 import { type ContainerContext, type ContainerHolder, MemoryContainer } from "./container.ts";
@@ -63,6 +64,8 @@ export class MemoryMachine implements ContainerHolder {
   #noticeSeq = 0;
   #fileVersions: FileVersion[] = [];
   #registryAuthVersion: string | undefined;
+  /** Those that it may have until it is over. */
+  readonly #csiVolumes: NonNullable<Machine["csi_volumes"]>;
   #resources: MachineSpec["resources"];
   #cancelStage: (() => void) | undefined;
   #cancelKill: (() => void) | undefined;
@@ -79,6 +82,7 @@ export class MemoryMachine implements ContainerHolder {
     this.#createdAt = this.#now();
     this.#containers = containersOf(spec).map((container) => new MemoryContainer(this, container));
     this.#registryAuthVersion = spec.registry_auth_version;
+    this.#csiVolumes = outlivingCsiVolumes(spec);
     this.#resources = spec.resources;
     for (const volume of spec.volumes ?? [])
       if (volume.type === "files") {
@@ -355,6 +359,7 @@ export class MemoryMachine implements ContainerHolder {
       ...(this.#disruption === undefined ? {} : { disruption: this.#disruption }),
       ...(this.#refusal === undefined ? {} : { reason: "UnexpectedAdmissionError", message: this.#refusal }),
       ...(this.#held !== undefined && !this.isOver && { message: this.#held }),
+      ...(this.#csiVolumes.length > 0 && !this.isOver && { csi_volumes: this.#csiVolumes }),
       containers: this.#containers.map((container) => {
         const devices = this.isOver ? [] : (this.context.devices.get(container.name) ?? []);
         return { ...container.render(), ...(devices.length > 0 && { devices: [...devices] }) };

@@ -13,13 +13,14 @@ import { ExecCredentials } from "../podspec/references/credential-provider.ts";
 import { withoutSecrets } from "../podspec/references/pod-secrets.ts";
 import { PodClaims } from "../podspec/references/claims.ts";
 import { PodCsiVolumes } from "../podspec/references/csi-volumes.ts";
-import { DISK_PREFIX, PodDisks } from "../podspec/references/disks.ts";
+import { PodDisks } from "../podspec/references/disks.ts";
 import { PodCertificates } from "../podspec/references/pod-certificates.ts";
 import { ReferenceCache } from "../podspec/references/references.ts";
 import { TokenManager } from "../podspec/references/tokens.ts";
 import { TrustBundles } from "../podspec/references/trust-bundles.ts";
 import type { NodeFacts } from "../podspec/types.ts";
 import { csiNodeId } from "../provider/csi-names.ts";
+import { ownerLabels } from "../provider/owner.ts";
 import { instrument } from "../provider/instrument.ts";
 import type { Provider } from "../provider/provider.ts";
 import { parseDuration } from "../resources/duration.ts";
@@ -56,7 +57,10 @@ export function createPods(options: NodeAgentOptions, acting: Kube, backend: Bac
     const pod = controller.store.get(podUid);
     return pod !== undefined && !isTerminal(pod);
   };
-  const { volumesInUse, disks } = createDisks(options, acting, own, { changed, isLive });
+  const { volumesInUse, disks } = createDisks(options, acting, own, {
+    ...{ changed, isLive, tokens: sources.tokens },
+    offers: (capability) => backend.forPods().capabilities.has(capability),
+  });
   const renderer = new PodRenderer({
     kube: acting,
     ...sources,
@@ -157,14 +161,26 @@ function createDisks(
   { node, provider, clusterId, clock, random, logger, metrics }: NodeAgentOptions,
   acting: Kube,
   own: OwnNode,
-  { changed, isLive }: { changed: (podUid: string) => void; isLive: (podUid: string) => boolean },
+  {
+    changed,
+    isLive,
+    tokens,
+    offers,
+  }: {
+    changed: (podUid: string) => void;
+    isLive: (podUid: string) => boolean;
+    tokens: TokenManager;
+    offers: NonNullable<ConstructorParameters<typeof PodDisks>[0]["offers"]>;
+  },
 ): Pick<NodePods, "disks" | "volumesInUse"> {
   const reservation = csiNodeId(clusterId, node.name);
+  const instrumented = instrument(provider, metrics, clock);
+  const labels = ownerLabels(clusterId, node.name);
   const volumesInUse = new VolumesInUse({
-    provider: instrument(provider, metrics, clock),
+    provider: instrumented,
+    machines: (signal) => instrumented.getPods({ labels, signal }),
     reservation,
     podOf: (machine) => parseMachineId(clusterId, machine),
-    prefix: DISK_PREFIX,
     clock,
     random,
     logger,
@@ -176,6 +192,8 @@ function createDisks(
     nodeName: node.name,
     reservation,
     use: volumesInUse,
+    tokens,
+    offers,
     clock,
     random,
     isLive,

@@ -149,7 +149,7 @@ const CLAIMS: Permission = {
 /** For a backend whose host has node plugins of CSI drivers. */
 const CSI_DRIVERS: Permission = {
   attributes: { verb: "get", group: "storage.k8s.io", resource: "csidrivers" },
-  purpose: "pods with inline volumes of CSI drivers stay Pending",
+  purpose: "pods with volumes of CSI drivers of others stay Pending",
   optional: true,
 };
 

@@ -1,13 +1,16 @@
 /**
- * The Node's `volumesInUse`: the persistent volumes that its machines have, or are about to have. It is told before a
- * machine is asked for, and the attach-detach controller detaches nothing that stands in it.
+ * The Node's `volumesInUse`: the persistent volumes that its machines have, or are about to have, vmlet's own and those
+ * of CSI drivers of others, by the names that they have there. It is told before a machine is asked for, and the
+ * attach-detach controller detaches nothing that stands in it.
  *
  * Nothing is kept of it: what an earlier agent has told stays until the backend says that none of this node's machines
- * has the volume. Who does not answer keeps it.
+ * has the volume: of its own volumes in so many words, of those of others by the list of its machines. Who does not
+ * answer keeps it.
  */
 import type { Node } from "../kube/wire.ts";
+import { CSI_DRIVER, csiVolumeName, csiVolumeOf } from "../provider/csi-names.ts";
 import { isProviderError } from "../provider/errors.ts";
-import type { Provider } from "../provider/provider.ts";
+import type { MachineList, Provider } from "../provider/provider.ts";
 import { Backoff } from "../queue/backoff.ts";
 import type { Logger } from "../telemetry/logger.ts";
 import type { Clock } from "../util/clock.ts";
@@ -16,12 +19,12 @@ import type { Random } from "../util/random.ts";
 
 interface VolumesInUseOptions {
   provider: Pick<Provider, "volumes">;
-  /** By which this node's machines have volumes. */
+  /** All machines of this node, as the backend says now. */
+  machines: (signal: AbortSignal) => Promise<Pick<MachineList, "items" | "unknown">>;
+  /** By which this node's machines have volumes of the backend's own. */
   reservation: string;
   /** The pod whose machine has this id. */
   podOf: (machine: string) => string | undefined;
-  /** What precedes a volume's handle in the Node's status. */
-  prefix: string;
   clock: Clock;
   random: Random;
   logger: Logger;
@@ -61,57 +64,69 @@ export class VolumesInUse {
   }
 
   /** @returns whether the Node says so already; if not, `onTold` will be called */
-  claim(podUid: string, handles: readonly string[]): boolean {
-    this.#claimed.set(podUid, handles);
-    for (const handle of handles) this.#cleared.delete(handle);
-    if (this.#isTold(handles)) return true;
+  claim(podUid: string, names: readonly string[]): boolean {
+    this.#claimed.set(podUid, names);
+    for (const name of names) this.#cleared.delete(name);
+    if (this.#isTold(names)) return true;
     this.#options.onChange();
     return false;
   }
 
   /** Whether another pod's machine has it, or is to have it, as far as this process knows. */
-  isOthers(podUid: string, handle: string): boolean {
-    return [...this.#claimed].some(([uid, handles]) => uid !== podUid && handles.includes(handle));
+  isOthers(podUid: string, name: string): boolean {
+    return [...this.#claimed].some(([uid, names]) => uid !== podUid && names.includes(name));
   }
 
   /**
    * Whether the backend says that another pod's machine of this node has it: one that an earlier agent has asked for.
    * No, when it does not answer: it refuses the second machine itself.
    */
-  async isHeldByOthers(podUid: string, handle: string, signal: AbortSignal): Promise<boolean> {
-    const { provider, reservation, podOf, logger } = this.#options;
+  async isHeldByOthers(podUid: string, name: string, signal: AbortSignal): Promise<boolean> {
+    const { podOf, logger } = this.#options;
+    const { driver, handle } = csiVolumeOf(name) ?? {};
     try {
-      const { attachments = [] } = (await provider.volumes?.get(handle, { signal })) ?? {};
-      return attachments.some((each) => each.reservation === reservation && podOf(each.machine) !== podUid);
+      const holders = driver === CSI_DRIVER ? await this.#holders(handle!, signal) : await this.#othersOf(name, signal);
+      return holders.some((machine) => podOf(machine) !== podUid);
     } catch (thrown) {
       signal.throwIfAborted();
-      logger.debug({ volume: handle, err: thrown }, "The backend does not say which machine has a volume");
+      logger.debug({ volume: name, err: thrown }, "The backend does not say which machine has a volume");
       return false;
     }
   }
 
+  /** Machines of this node that have a volume of the backend's own. */
+  async #holders(handle: string, signal: AbortSignal): Promise<string[]> {
+    const { provider, reservation } = this.#options;
+    const { attachments = [] } = (await provider.volumes?.get(handle, { signal })) ?? {};
+    return attachments.flatMap((each) => (each.reservation === reservation ? each.machine : []));
+  }
+
+  async #othersOf(name: string, signal: AbortSignal): Promise<string[]> {
+    const { items } = await this.#options.machines(signal);
+    return items.flatMap((machine) => (volumesOf(machine).includes(name) ? machine.id : []));
+  }
+
   /** Its machine, if it has one, is now the backend's to tell of. */
   release(podUid: string): void {
-    const handles = this.#claimed.get(podUid) ?? [];
-    if (!this.#claimed.delete(podUid) || handles.length === 0) return;
+    const names = this.#claimed.get(podUid) ?? [];
+    if (!this.#claimed.delete(podUid) || names.length === 0) return;
     this.#options.onChange();
   }
 
-  /** What the Node is to say. Entries of other drivers are left alone. */
+  /** What the Node is to say. Entries of what is no CSI driver's are left alone. */
   wanted(node: Node): string[] {
-    const { prefix } = this.#options;
     const written = node.status?.volumesInUse ?? [];
-    const known = new Set([...written, ...(this.#told ?? [])].flatMap((name) => this.#handleOf(name) ?? []));
+    const isOurs = (name: string) => csiVolumeOf(name) !== undefined;
+    const known = new Set([...written, ...(this.#told ?? [])].filter(isOurs));
     const claimed = new Set([...this.#claimed.values()].flat());
     const version = node.metadata?.resourceVersion;
     this.#version = version;
-    for (const [handle, asOf] of this.#cleared)
-      if (!known.has(handle) || asOf !== version) this.#cleared.delete(handle);
-    const doubtful = [...known].filter((handle) => !claimed.has(handle) && !this.#cleared.has(handle));
-    if (doubtful.some((handle) => !this.#doubtful.includes(handle))) this.#askSoon();
+    for (const [name, asOf] of this.#cleared) if (!known.has(name) || asOf !== version) this.#cleared.delete(name);
+    const doubtful = [...known].filter((name) => !claimed.has(name) && !this.#cleared.has(name));
+    if (doubtful.some((name) => !this.#doubtful.includes(name))) this.#askSoon();
     this.#doubtful = doubtful;
-    const others = written.filter((name) => this.#handleOf(name) === undefined);
-    const names = [...others, ...[...claimed, ...doubtful].map((handle) => prefix + handle)].toSorted();
+    const others = written.filter((name) => !isOurs(name));
+    const names = [...others, ...claimed, ...doubtful].toSorted();
     this.#sure = new Set(names.filter((name) => this.#sure.has(name)));
     return names;
   }
@@ -121,16 +136,16 @@ export class VolumesInUse {
     const told = this.#told;
     if (told === undefined) return false;
     const isOther = names.length !== told.size || names.some((name) => !told.has(name));
-    return isOther || [...this.#claimed.values()].some((handles) => !this.#isTold(handles));
+    return isOther || [...this.#claimed.values()].some((claimed) => !this.#isTold(claimed));
   }
 
   /** The Node says this now. */
   told(names: readonly string[]): void {
     const before = this.#sure;
     this.#told = this.#sure = new Set(names);
-    for (const [podUid, handles] of this.#claimed) {
-      const isNew = handles.some((handle) => !before.has(this.#options.prefix + handle));
-      if (isNew && this.#isTold(handles)) this.#options.onTold(podUid);
+    for (const [podUid, claimed] of this.#claimed) {
+      const isNew = claimed.some((name) => !before.has(name));
+      if (isNew && this.#isTold(claimed)) this.#options.onTold(podUid);
     }
   }
 
@@ -154,25 +169,59 @@ export class VolumesInUse {
   }
 
   async #ask(signal: AbortSignal): Promise<void> {
-    const asked = [...this.#doubtful];
+    const asked = this.#doubtful.map((name) => ({ name, ...csiVolumeOf(name)! }));
     const version = this.#version;
+    const own = asked.filter(({ driver }) => driver === CSI_DRIVER);
+    const others = asked.filter(({ driver }) => driver !== CSI_DRIVER).map(({ name }) => name);
+    // One of which nothing is said keeps no volume of another kind.
+    const outcomes = await Promise.allSettled([
+      this.#askOwn(own, version, signal),
+      this.#askOthers(others, version, signal),
+    ]);
+    for (const outcome of outcomes) if (outcome.status === "rejected") throw outcome.reason;
+  }
+
+  async #askOwn(
+    asked: readonly { name: string; handle: string }[],
+    version: string | undefined,
+    signal: AbortSignal,
+  ): Promise<void> {
     for (let at = 0; at < asked.length; at += AT_ONCE) {
       const some = asked.slice(at, at + AT_ONCE);
-      const had = await Promise.all(some.map((handle) => this.#isHad(handle, signal)));
-      // A pod may have come for it meanwhile.
-      const free = some.filter((handle, index) => !had[index] && this.#doubtful.includes(handle));
-      for (const handle of free) this.#cleared.set(handle, version);
-      if (free.length > 0) this.#options.onChange();
+      const had = await Promise.all(some.map(({ handle }) => this.#isHad(handle, signal)));
+      this.#clear(
+        some.flatMap(({ name }, index) => (had[index] ? [] : name)),
+        version,
+      );
     }
+  }
+
+  /** Volumes of drivers of others: a machine tells of those that it may have until they are taken back. */
+  async #askOthers(asked: readonly string[], version: string | undefined, signal: AbortSignal): Promise<void> {
+    if (asked.length === 0) return;
+    const { items, unknown = [] } = await this.#options.machines(signal);
+    if (unknown.length > 0)
+      throw new Error(`the backend says nothing of ${unknown.length} machines that can be believed`);
+    const had = new Set(items.flatMap(volumesOf));
+    this.#clear(
+      asked.filter((name) => !had.has(name)),
+      version,
+    );
+  }
+
+  /** @param free had by no machine, as of this version of the Node */
+  #clear(free: readonly string[], version: string | undefined): void {
+    // A pod may have come for it meanwhile.
+    const cleared = free.filter((name) => this.#doubtful.includes(name));
+    for (const name of cleared) this.#cleared.set(name, version);
+    if (cleared.length > 0) this.#options.onChange();
   }
 
   /** Whether a machine of this node has it, or may have it. @throws when that is not known */
   async #isHad(handle: string, signal: AbortSignal): Promise<boolean> {
-    const { provider, reservation } = this.#options;
-    if (provider.volumes === undefined) return true;
+    if (this.#options.provider.volumes === undefined) return true;
     try {
-      const { attachments } = await provider.volumes.get(handle, { signal });
-      return attachments.some((each) => each.reservation === reservation);
+      return (await this.#holders(handle, signal)).length > 0;
     } catch (thrown) {
       if (isProviderError(thrown, "not_found")) return false;
       throw thrown;
@@ -184,12 +233,12 @@ export class VolumesInUse {
     this.#wake.fire();
   }
 
-  #isTold(handles: readonly string[]): boolean {
-    return handles.every((handle) => this.#sure.has(this.#options.prefix + handle));
+  #isTold(names: readonly string[]): boolean {
+    return names.every((name) => this.#sure.has(name));
   }
+}
 
-  #handleOf(name: string): string | undefined {
-    const { prefix } = this.#options;
-    return name.startsWith(prefix) ? name.slice(prefix.length) : undefined;
-  }
+/** What a machine has of drivers of others, or may have. */
+function volumesOf({ csi_volumes = [] }: MachineList["items"][number]): string[] {
+  return csi_volumes.map(({ driver, volume }) => csiVolumeName(driver, volume));
 }

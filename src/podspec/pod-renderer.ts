@@ -447,7 +447,8 @@ export class PodRenderer {
     const csi = await this.#options.csi.read(pod, read.references, signal).catch(overBudget);
     if (typeof csi === "string") return { ok: false, problem: csi };
     const tokens = [...csi.values()].flatMap((each) => (each.kind === "found" ? each.tokens : []));
-    this.#secrets.learnTokens(pod, tokens);
+    const secrets = [...disks.values()].flatMap((each) => (each.kind === "found" ? (each.secrets ?? []) : []));
+    this.#secrets.learnTokens(pod, [...tokens, ...secrets]);
     return { ...read, references: { ...read.references, disks, claims, csi } };
   }
 

@@ -12,15 +12,27 @@ import type { InstanceTypeRule } from "./admission/instance-types.ts";
 /** A read of something named: there, said to be absent by the API server, or not known (anything else). */
 export type Lookup<T> = { kind: "found"; object: T } | { kind: "absent" } | { kind: "unknown"; message: string };
 
+type CsiVolume = Extract<Volume, { type: "csi" }>;
+
 /**
  * A persistent volume of the pod, once its machine may have it. `message`: why not, in a kubelet's words; absent while
  * nothing is wrong, and it is only not attached yet.
  */
 export type DiskLookup =
-  | { kind: "found"; disk: Omit<VolumeClaim, "name"> }
-  | { kind: "waiting"; message?: string | undefined };
-
-type CsiVolume = Extract<Volume, { type: "csi" }>;
+  | {
+      kind: "found";
+      disk: Omit<VolumeClaim, "name"> | Omit<CsiVolume, "name">;
+      /** What its driver is told in secret. */
+      secrets?: readonly string[] | undefined;
+      /** As of a CsiLookup. */
+      isStale?: boolean | undefined;
+    }
+  | {
+      kind: "waiting";
+      message?: string | undefined;
+      /** The message is all that a kubelet says, and not why its claim cannot be had. */
+      isWhole?: boolean | undefined;
+    };
 
 /**
  * An inline volume of a CSI driver, with all that the driver is told, and the tokens in it; `message` as of a

@@ -38,6 +38,7 @@ export const CAPABILITIES = {
   "volumes.force_release": "a persistent volume taken from its machines, which are stopped for it",
   "volumes.host": "a path of the backend's host",
   "volumes.csi": "volumes that CSI drivers of the backend's host mount for one machine",
+  "volumes.csi_persistent": "the same of volumes that outlive machines, which the cluster has attached to the host",
   mount_propagation: "what is mounted in a volume later is seen there, in either direction",
   patch_files: "files replaced in a running machine",
   env_files: "variables of a container whose values are in files of an empty_dir",

@@ -6,6 +6,21 @@ export const CSI_DRIVER = "volumes.vmlet.dev";
 /** Where machines of a backend are, in the labels of nodes and in the topology of volumes. */
 export const ZONE_KEY = "topology.volumes.vmlet.dev/zone";
 
+/** What precedes the driver in the name that a volume has in a Node's status. */
+const IN_NODE = "kubernetes.io/csi/";
+
+/** As it stands in a Node's `volumesInUse` and `volumesAttached` (kubelet: GetUniqueVolumeName). */
+export function csiVolumeName(driver: string, handle: string): string {
+  return `${IN_NODE}${driver}^${handle}`;
+}
+
+/** Undefined for what is no CSI driver's. */
+export function csiVolumeOf(name: string): { driver: string; handle: string } | undefined {
+  const at = name.indexOf("^");
+  if (!name.startsWith(IN_NODE) || at <= IN_NODE.length) return undefined;
+  return { driver: name.slice(IN_NODE.length, at), handle: name.slice(at + 1) };
+}
+
 /**
  * What a node is called: with its cluster, for clusters may share a backend and name their nodes alike. It is the
  * node's id in CSI, and the name of the reservation by which its machines have volumes.

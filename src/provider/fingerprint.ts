@@ -1,5 +1,6 @@
+/** Which specifications are the same: by a digest, in which nothing secret is left. */
 import { createHash } from "node:crypto";
-import type { MachineSpec } from "./machine.ts";
+import type { MachineSpec, Volume } from "./machine.ts";
 
 /**
  * The same text for two specifications that mean the same, in any order of their keys. A provider keeps it to tell a
@@ -19,10 +20,16 @@ export function specIdentity(spec: MachineSpec): string {
   const shapes = volumes?.map((volume) => {
     if (volume.type === "files") return { name: volume.name, type: volume.type };
     if (volume.type !== "csi") return volume;
-    const { secrets: _secrets, secret_attributes: _too, ...shape } = volume;
-    return shape;
+    const { secrets: _secrets, secret_attributes: _too, persistent, ...shape } = volume;
+    return persistent === undefined ? shape : { ...shape, persistent: persistentIdentity(persistent) };
   });
   return specFingerprint({ ...rest, volumes: shapes });
+}
+
+/** What is read again for each create is left out: secrets, and what became of its being attached and of its growth. */
+function persistentIdentity(volume: NonNullable<Extract<Volume, { type: "csi" }>["persistent"]>): object {
+  const { volume: id, pv, access_mode } = volume;
+  return { volume: id, pv, access_mode };
 }
 
 function canonicalJson(value: unknown): string {

@@ -134,7 +134,8 @@ function volumeNeeds(volume: Volume, field: string, need: Need): void {
       need("volumes.persistent", field);
       return;
     case "csi":
-      need("volumes.csi", field);
+      if (volume.persistent === undefined) need("volumes.csi", field);
+      else need("volumes.csi_persistent", `${field}.persistent`);
       return;
     case "host":
       need("volumes.host", field);

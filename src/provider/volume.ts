@@ -4,7 +4,7 @@
  */
 import type { Schemas } from "./contract/document.ts";
 import { ProviderError } from "./errors.ts";
-import type { MachineSpec, Volume } from "./machine.ts";
+import type { Machine, MachineSpec, Volume } from "./machine.ts";
 import type { CallOptions } from "./provider.ts";
 
 export type VolumeClass = Schemas["VolumeClass"];
@@ -89,6 +89,19 @@ export function volumeClaims({ volumes = [] }: Pick<MachineSpec, "volumes">): { 
   return volumes.flatMap((claim, index) =>
     claim.type === "persistent" ? [{ claim, field: `volumes.${index}.volume` }] : [],
   );
+}
+
+/**
+ * The volumes of CSI drivers of others that outlive the machine, each once: what it tells of as `csi_volumes` until it
+ * is over.
+ */
+export function outlivingCsiVolumes({
+  volumes = [],
+}: Pick<MachineSpec, "volumes">): NonNullable<Machine["csi_volumes"]> {
+  const outliving = volumes.flatMap((each) =>
+    each.type === "csi" && each.persistent ? [{ driver: each.driver, volume: each.persistent.volume }] : [],
+  );
+  return [...new Map(outliving.map((each) => [JSON.stringify(each), each])).values()];
 }
 
 /** Says that there certainly is no such volume. */

@@ -33,6 +33,7 @@ const CAPABILITIES: readonly Capability[] = [
   "pod_ranges",
   "resource_claims",
   "volumes.csi",
+  "volumes.csi_persistent",
 ];
 const CAPACITY = {
   allocatable: {

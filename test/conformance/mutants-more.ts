@@ -122,9 +122,14 @@ export const MORE_MUTANTS: Record<string, Mutant> = {
   "volumes/wait-for-their-csi-driver": creating((spec) => ({
     ...spec,
     volumes: (spec.volumes ?? []).map((each) =>
-      each.type === "csi" ? { name: each.name, type: "empty_dir" as const, medium: "disk" as const } : each,
+      each.type === "csi" && each.persistent === undefined
+        ? { name: each.name, type: "empty_dir" as const, medium: "disk" as const }
+        : each,
     ),
   })),
+  "volumes/those-of-csi-drivers-are-told-of-until-the-end": showing(({ csi_volumes }) =>
+    csi_volumes ? { csi_volumes: [] } : {},
+  ),
   "disruption/is-told-while-the-machine-runs": {
     provider: (sound) => ({
       getPods: async (options) => {

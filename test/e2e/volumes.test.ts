@@ -4,8 +4,7 @@
  */
 import { join } from "node:path";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
-import { csiNodeId } from "../../src/provider/csi-names.ts";
-import { DISK_PREFIX } from "../../src/podspec/references/disks.ts";
+import { CSI_DRIVER, csiNodeId, csiVolumeName } from "../../src/provider/csi-names.ts";
 import { inject } from "./cases/environment.ts";
 import { podSpec, Pods, serve, shell } from "./cases/pods.ts";
 import { startRealEnvironment } from "./cases/start.ts";
@@ -103,7 +102,7 @@ describe("persistent volumes", () => {
     const reservation = csiNodeId(CLUSTER, env.nodeName);
     expect(volume.reservations).toEqual([expect.objectContaining({ name: reservation })]);
     expect(volume.attachments).toEqual([expect.objectContaining({ reservation })]);
-    expect((await node()).status.volumesInUse).toContain(DISK_PREFIX + volume.id);
+    expect((await node()).status.volumesInUse).toContain(csiVolumeName(CSI_DRIVER, volume.id));
 
     const before = await pods.get("db-0");
     await pods.delete("db-0");
@@ -136,7 +135,7 @@ describe("persistent volumes", () => {
         "",
       ),
     );
-    expect((await node()).status.volumesInUse).toContain(DISK_PREFIX + id);
+    expect((await node()).status.volumesInUse).toContain(csiVolumeName(CSI_DRIVER, id));
     expect((await volumeOf("data-db-0")).attachments[0].machine).toBe(machine);
   });
 

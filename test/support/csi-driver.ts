@@ -1,17 +1,27 @@
 /**
  * The node plugin of a CSI driver for tests, of its own gRPC server: it says what it was asked, mounts a tmpfs with what
- * it was told in it, and takes it away again; or has bad manners.
+ * it was told in it, and takes it away again; or has bad manners. One that is staged before is a tmpfs of its own, which
+ * is bound to where it is published.
  */
 import { once } from "node:events";
 import { mkdirSync, rmdirSync, writeFileSync } from "node:fs";
+import { statfs } from "node:fs/promises";
 import { join } from "node:path";
 import { createServer, type Http2Server, type ServerHttp2Session } from "node:http2";
 import { connectNodeAdapter } from "@connectrpc/connect-node";
 import { Code, ConnectError } from "@connectrpc/connect";
 import { mountPoints, mountTmpfs } from "../../providers/local/host/mounts.ts";
 import { Registration as Registry } from "../../providers/local/plugins/api/registration/api.gen.js";
-import { Node, type NodePublishVolumeRequest, NodeServiceCapability_RPC_Type as Rpc } from "../../src/csi/api.gen.js";
+import {
+  Node,
+  type NodePublishVolumeRequest,
+  NodeServiceCapability_RPC_Type as Rpc,
+  type NodeStageVolumeRequest,
+  VolumeUsage_Unit,
+} from "../../src/csi/api.gen.js";
 import { runCommand } from "../e2e/harness/exec.ts";
+
+type Call = "publish" | "unpublish" | "stage" | "unstage" | "expand";
 
 export class TestCsiDriver {
   readonly told: { pluginRegistered: boolean; error: string }[] = [];
@@ -26,13 +36,14 @@ export class TestCsiDriver {
   /** It never answers when it is to mount or to take back. */
   isHanging = false;
   /** What it refuses to do, with the words. */
-  readonly refuses = new Map<"publish" | "unpublish", string>();
+  readonly refuses = new Map<Call, string>();
   /** It says that it has mounted, and has not. */
   isLying = false;
   capabilities: Rpc[] = [];
-  /** What it was asked, in order: `publish ID`, `unpublish ID`. */
+  /** What it was asked, in order: `stage ID`, `publish ID`, `unpublish ID`. */
   readonly asked: string[] = [];
   readonly published = new Map<string, NodePublishVolumeRequest>();
+  readonly staged = new Map<string, NodeStageVolumeRequest>();
   readonly #sessions = new Set<ServerHttp2Session>();
   readonly #server: Http2Server;
 
@@ -47,6 +58,26 @@ export class TestCsiDriver {
             nodeGetCapabilities: () => ({
               capabilities: this.capabilities.map((type) => ({ type: { case: "rpc" as const, value: { type } } })),
             }),
+            nodeStageVolume: async (request) => {
+              await this.#ask("stage", request.volumeId);
+              await this.#stage(request);
+              return {};
+            },
+            nodeUnstageVolume: async ({ volumeId, stagingTargetPath }) => {
+              await this.#ask("unstage", volumeId);
+              await unmount(stagingTargetPath);
+              this.staged.delete(volumeId);
+              return {};
+            },
+            nodeExpandVolume: async ({ volumeId }) => {
+              await this.#ask("expand", volumeId);
+              return {};
+            },
+            nodeGetVolumeStats: async ({ volumePath }) => {
+              const { bsize, blocks, bfree, bavail } = await statfs(volumePath);
+              const [total, used, available] = [blocks, blocks - bfree, bavail].map((each) => BigInt(each * bsize));
+              return { usage: [{ unit: VolumeUsage_Unit.BYTES, total: total!, used: used!, available: available! }] };
+            },
             nodePublishVolume: async (request) => {
               await this.#ask("publish", request.volumeId);
               await this.#publish(request);
@@ -72,19 +103,28 @@ export class TestCsiDriver {
     this.#server.on("session", (session) => this.#sessions.add(session));
   }
 
-  async #ask(what: "publish" | "unpublish", id: string): Promise<void> {
+  async #ask(what: Call, id: string): Promise<void> {
     this.asked.push(`${what} ${id}`);
     if (this.isHanging) await new Promise<never>(() => {});
     const refusal = this.refuses.get(what);
     if (refusal !== undefined) throw new ConnectError(refusal, Code.Internal);
   }
 
+  async #stage(request: NodeStageVolumeRequest): Promise<void> {
+    const { stagingTargetPath: target, volumeContext, publishContext, secrets } = request;
+    if (!(await isMounted(target))) await mountTmpfs(target, { sizeBytes: 1024 * 1024, mode: "0777" });
+    writeFileSync(join(target, "staged.json"), JSON.stringify({ volumeContext, publishContext, secrets }));
+    this.staged.set(request.volumeId, request);
+  }
+
   async #publish(request: NodePublishVolumeRequest): Promise<void> {
-    const { targetPath: target, volumeId, volumeContext, secrets } = request;
+    const { targetPath: target, stagingTargetPath, volumeId, volumeContext, secrets, readonly } = request;
     if (!this.isLying) {
       mkdirSync(target, { recursive: true });
-      if (!(await isMounted(target))) await mountTmpfs(target, { sizeBytes: 1024 * 1024, mode: "0755" });
-      writeFileSync(join(target, "told.json"), JSON.stringify({ volumeContext, secrets }));
+      const isNew = !(await isMounted(target));
+      if (isNew && stagingTargetPath !== "") await runCommand("mount", ["--bind", stagingTargetPath, target]);
+      else if (isNew) await mountTmpfs(target, { sizeBytes: 1024 * 1024, mode: "0755" });
+      if (!readonly || isNew) writeFileSync(join(target, "told.json"), JSON.stringify({ volumeContext, secrets }));
     }
     this.published.set(volumeId, request);
   }

@@ -48,6 +48,19 @@ export class MachineCsi implements CsiHolder {
     }
   }
 
+  showSize({ driver, volume }: { driver: string; volume: string }, sizeBytes: number): void {
+    const { machine } = this.#record;
+    machine.csi_volumes = (machine.csi_volumes ?? []).map((each) =>
+      each.driver === driver && each.volume === volume ? { ...each, size_bytes: sizeBytes } : each,
+    );
+    this.#state.write();
+  }
+
+  /** Its drivers have taken all back. Not written: that it is over is what is told next. */
+  showNone(): void {
+    delete this.#record.machine.csi_volumes;
+  }
+
   #set(volumes: PublishedVolumes | undefined): void {
     if (volumes === undefined) delete this.#record.published;
     else this.#record.published = volumes;

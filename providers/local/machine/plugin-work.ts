@@ -9,8 +9,8 @@ import type { MachineContext } from "./machine-context.ts";
 
 const RETRY_MS = { first: 1_000, max: 30_000 };
 /**
- * For so long a machine waits for drivers to take their volumes back. After that it is over all the same, and they are
- * asked on: nobody else waits for a volume that was this machine's alone.
+ * For so long a machine waits for drivers to take back the volumes that were its alone. After that it waits for them no
+ * more, and they are asked on: nobody else waits for such a volume.
  */
 const UNPUBLISH_MS = 120_000;
 
@@ -85,7 +85,8 @@ export class PluginWork {
 
   /**
    * When nothing of the machine runs any more, and before it is said to be over. Claims are waited for without end, for
-   * others get what they hold; volumes are not. False when the backend ends before that.
+   * others get what they hold, and so are volumes that outlive it: who is told that it is over may detach them. Volumes
+   * that were its alone are not. False when the backend ends before that.
    */
   async giveBack(): Promise<boolean> {
     const { csi, state, work, clock } = this.#context;
@@ -97,6 +98,9 @@ export class PluginWork {
     const leave = async () => csi?.leave(state.csi);
     const left = { fault: "A machine's volumes cannot be left to their drivers yet", maxMs: RETRY_MS.first };
     if (!areBack && !(await repeated(this.#context, leave, left))) return false;
+    const outliving = { fault: volumes.fault, maxMs: RETRY_MS.max };
+    if (!(await repeated(this.#context, () => this.#giveVolumesBack(work.closing), outliving))) return false;
+    state.csi.showNone();
     const claims = { fault: "A machine's claims are not taken back yet", maxMs: RETRY_MS.max };
     return await repeated(this.#context, () => this.#giveClaimsBack(), claims);
   }

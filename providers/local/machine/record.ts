@@ -7,6 +7,7 @@ import {
   type Machine,
   type MachineSpec,
   type NamedContainer,
+  outlivingCsiVolumes,
   type RestartBackoff,
   specIdentity,
   volumeClaims,
@@ -166,6 +167,7 @@ export function newRecord(id: string, spec: MachineSpec, host: string, now: numb
     ...{ name, volume, read_only },
     ...(reservation !== undefined && { reservation }),
   }));
+  const csi = outlivingCsiVolumes(spec);
   return {
     ...(claims.length > 0 && { claims }),
     machine: {
@@ -183,6 +185,7 @@ export function newRecord(id: string, spec: MachineSpec, host: string, now: numb
       ...(spec.instance_type === undefined ? {} : { instance_type: spec.instance_type }),
       containers: containers.map((container) => newContainerState(container, spec)),
       ...(spec.registry_auth_version === undefined ? {} : { registry_auth_version: spec.registry_auth_version }),
+      ...(csi.length > 0 && { csi_volumes: csi }),
     },
     specHash: specIdentity(spec),
     restartPolicy: spec.restart_policy,

@@ -6,8 +6,11 @@ import type { MessageInitShape } from "@bufbuild/protobuf";
 import {
   Node,
   type NodeGetInfoResponse,
+  type NodeExpandVolumeRequestSchema,
+  type NodeGetVolumeStatsResponse,
   type NodePublishVolumeRequestSchema,
   type NodeServiceCapability_RPC_Type,
+  type NodeStageVolumeRequestSchema,
 } from "../../../src/csi/api.gen.js";
 
 /** What fails rejects with what the plugin says. */
@@ -15,6 +18,13 @@ export interface CsiPlugin {
   /** How the driver knows this host. */
   info(signal: AbortSignal): Promise<Pick<NodeGetInfoResponse, "nodeId" | "maxVolumesPerNode" | "accessibleTopology">>;
   capabilities(signal: AbortSignal): Promise<ReadonlySet<NodeServiceCapability_RPC_Type>>;
+  stage(request: MessageInitShape<typeof NodeStageVolumeRequestSchema>, signal: AbortSignal): Promise<void>;
+  unstage(volume: { volumeId: string; stagingTargetPath: string }, signal: AbortSignal): Promise<void>;
+  expand(request: MessageInitShape<typeof NodeExpandVolumeRequestSchema>, signal: AbortSignal): Promise<void>;
+  stats(
+    volume: { volumeId: string; volumePath: string; stagingTargetPath: string },
+    signal: AbortSignal,
+  ): Promise<Pick<NodeGetVolumeStatsResponse, "usage">>;
   publish(request: MessageInitShape<typeof NodePublishVolumeRequestSchema>, signal: AbortSignal): Promise<void>;
   unpublish(volume: { volumeId: string; targetPath: string }, signal: AbortSignal): Promise<void>;
   /** Ends all calls that are under way. */
@@ -42,6 +52,10 @@ export function connectCsiPlugin(socket: string): CsiPlugin {
       const { capabilities } = await client.nodeGetCapabilities({}, within(signal));
       return new Set(capabilities.flatMap(({ type }) => (type.case === "rpc" ? type.value.type : [])));
     },
+    stage: async (request, signal) => void (await client.nodeStageVolume(request, within(signal))),
+    unstage: async (volume, signal) => void (await client.nodeUnstageVolume(volume, within(signal))),
+    expand: async (request, signal) => void (await client.nodeExpandVolume(request, within(signal))),
+    stats: async (volume, signal) => await client.nodeGetVolumeStats(volume, within(signal)),
     publish: async (request, signal) => void (await client.nodePublishVolume(request, within(signal))),
     unpublish: async (volume, signal) => void (await client.nodeUnpublishVolume(volume, within(signal))),
     close() {

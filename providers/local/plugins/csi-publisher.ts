@@ -1,23 +1,24 @@
 /**
  * Has CSI drivers mount volumes on this host for single machines, and take them back: as a kubelet's
- * (pkg/volume/csi/csi_mounter.go), whose words the refusals have. What is asked of a driver about one volume is asked
- * in turn, and no call is broken off: a driver that still mounts when it is asked to take back would leave a mount.
+ * (pkg/volume/csi/csi_mounter.go, csi_attacher.go), whose words the refusals have. What is asked of a driver about one
+ * volume is asked in turn, and no call is broken off: a driver that still mounts when it is asked to take back would
+ * leave a mount.
  *
  *     ROOT/pods/UID/volumes/kubernetes.io~csi/NAME/vol_data.json   what a kubelet writes down, and whose it is
  *     ROOT/pods/UID/volumes/kubernetes.io~csi/NAME/mount           where the driver mounts; made and removed by it
+ *
+ * One that outlives machines is staged before (csi-staging.ts) and, in the turn in which the last machine that has it
+ * gives it back, unstaged: who comes meanwhile has it staged again.
  *
  * The machine's record says that a driver is about to be asked before it is. What lies there of no machine (its driver
  * was away for too long, or its record is lost) is taken back later, by what is written beside it.
  */
 import { createHash } from "node:crypto";
-import { lstatSync, readdirSync, readFileSync, realpathSync, rmdirSync, rmSync } from "node:fs";
+import { existsSync, lstatSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { Code, ConnectError } from "@connectrpc/connect";
 import { type Clock, type Logger, toError, unlessAborted } from "../../../src/provider/kit/index.ts";
-import {
-  NodeServiceCapability_RPC_Type as Rpc,
-  VolumeCapability_AccessMode_Mode as Mode,
-} from "../../../src/csi/api.gen.js";
+import { NodeServiceCapability_RPC_Type as Rpc } from "../../../src/csi/api.gen.js";
 import {
   askedVolumes,
   type CsiHolder,
@@ -28,10 +29,12 @@ import {
   type PublishedVolumes,
   VolumesNotReady,
 } from "../csi-volumes.ts";
-import { isMissing, makeFolder, writeJson } from "../host/files.ts";
-import { mountPoints } from "../host/mounts.ts";
+import { makeFolder, writeJson } from "../host/files.ts";
 import { ownTree } from "../volumes/ownership.ts";
+import { assertMounted, clearTarget, DATA, foldersIn, readData } from "./csi-folders.ts";
 import type { CsiPlugin } from "./csi-plugin.ts";
+import { driversGroup, expandRequest, publishRequest, stageRequest } from "./csi-requests.ts";
+import { CsiStaging, keyOf, type VolumeKey } from "./csi-staging.ts";
 
 interface CsiPublisherOptions {
   /** @throws Error for a driver that is not there */
@@ -48,20 +51,39 @@ type WaitAtMost = (clock: Clock, ms: number, signal: AbortSignal) => Promise<unk
 
 /** How often what is nobody's is looked for. */
 const LOOK_MS = 30_000;
-const DATA = "vol_data.json";
 const CSI_FOLDER = "volumes/kubernetes.io~csi";
 const MAX_MESSAGE_CHARS = 1024;
+/** Shorter secrets are words of everyday texts: `true`, `admin`. */
+const MIN_SECRET_CHARS = 8;
 
-/** As a kubelet's, with the machine that has it. */
+/** What is written down beside a mount. */
 interface VolumeData {
-  driverName: string;
-  volumeHandle: string;
-  vmletMachine: string;
+  driver: string;
+  volumeId: string;
+  /** Of one that outlives machines. */
+  key?: VolumeKey;
+}
+
+/** What a kubelet says first of a step that fails; `name` is the volume's for people. */
+type Step =
+  | "MountVolume.SetUp failed"
+  | "MountVolume.MountDevice failed"
+  | "MountVolume.Setup failed while expanding volume";
+
+/** A step of mounting failed. */
+class StepFailed extends Error {
+  readonly step: Step;
+
+  constructor(step: Step, cause: unknown) {
+    super(step, { cause });
+    this.step = step;
+  }
 }
 
 export class CsiPublisher implements CsiSource {
   readonly #options: CsiPublisherOptions;
-  /** By place, what is being done with it. */
+  readonly #staging = new CsiStaging();
+  /** By place or volume, what is being done with it. */
   readonly #turns = new Map<string, Promise<unknown>>();
   readonly #closing = new AbortController();
 
@@ -78,12 +100,10 @@ export class CsiPublisher implements CsiSource {
   async publish(holder: CsiHolder, signal: AbortSignal): Promise<void> {
     const asked = this.#asked(holder);
     for (const volume of csiVolumes(holder.spec)) {
-      const at = asked[volume.name]!;
       try {
         // Before anything is written: who never asked a driver need not wait for it at its end.
         this.#options.drivers.plugin(volume.driver);
-        if (this.#others(holder.id).some(({ path }) => path === at.path))
-          throw new Error(`another machine has ${at.path}`);
+        this.#assertOwnPlace(holder.id, asked[volume.name]!, asked);
       } catch (thrown) {
         throw notReady(volume, thrown);
       }
@@ -95,7 +115,7 @@ export class CsiPublisher implements CsiSource {
         if (!signal.aborted) await this.#publishOne(holder, volume, at);
       };
       try {
-        await unlessAborted(this.#inTurn(at.path, publish), signal);
+        await unlessAborted(this.#inTurns(at, publish), signal);
       } catch (thrown) {
         signal.throwIfAborted();
         throw notReady(volume, thrown);
@@ -112,65 +132,124 @@ export class CsiPublisher implements CsiSource {
     return Object.fromEntries(asked);
   }
 
-  async #publishOne(holder: CsiHolder, volume: CsiVolume, at: PublishedVolume): Promise<void> {
-    const plugin = this.#options.drivers.plugin(volume.driver);
-    const target = this.#target(at);
-    const volumeId = volumeIdOf(at);
-    makeFolder(dirname(target), 0o750);
-    const data: VolumeData & Record<string, string> = {
-      ...{ driverName: volume.driver, volumeHandle: volumeId, specVolID: volume.name },
-      ...{ volumeLifecycleMode: "Ephemeral", vmletMachine: holder.id },
-    };
-    writeJson(join(dirname(target), DATA), data, { flush: true });
-    const signal = this.#closing.signal;
-    const can = await plugin.capabilities(signal);
-    const group = holder.spec.security?.fs_group;
-    const ownGroup = group !== undefined && can.has(Rpc.VOLUME_MOUNT_GROUP) ? String(group) : "";
-    const request = {
-      volumeId,
-      targetPath: target,
-      readonly: volume.read_only === true,
-      secrets: volume.secrets ?? {},
-      volumeContext: { ...volume.attributes, ...volume.secret_attributes },
-      volumeCapability: {
-        accessType: {
-          case: "mount" as const,
-          value: { fsType: volume.fs_type ?? "", mountFlags: [], volumeMountGroup: ownGroup },
-        },
-        accessMode: {
-          mode: can.has(Rpc.SINGLE_NODE_MULTI_WRITER) ? Mode.SINGLE_NODE_MULTI_WRITER : Mode.SINGLE_NODE_WRITER,
-        },
-      },
-    };
-    await plugin.publish(request, signal);
-    await assertMounted(target, this.#options.root);
-    if (group === undefined || ownGroup !== "" || volume.apply_group !== true || volume.read_only === true) return;
-    const onMismatchOnly = holder.spec.security?.fs_group_change_policy === "on_root_mismatch";
-    await ownTree(target, group, { onMismatchOnly });
+  #assertOwnPlace(id: string, at: PublishedVolume, asked: PublishedVolumes): void {
+    if (this.#others(id).some(({ path }) => path === at.path)) throw new Error(`another machine has ${at.path}`);
+    // A claim may be named twice, and is mounted once.
+    const isSame = ({ driver, volume }: PublishedVolume) => driver === at.driver && volume === at.volume;
+    if (Object.values(asked).some((each) => each !== at && each.path === at.path && !(at.volume && isSame(each))))
+      throw new Error(`another volume of the machine has ${at.path}`);
   }
 
-  async unpublish(holder: CsiHolder, signal: AbortSignal): Promise<void> {
-    for (const [name, at] of Object.entries(holder.published ?? {})) {
-      const unpublish = () => this.#unpublishOne(at.driver, this.#target(at), volumeIdOf(at));
-      try {
-        await unlessAborted(this.#inTurn(at.path, unpublish), signal);
-      } catch (thrown) {
-        signal.throwIfAborted();
-        throw new Error(`UnmountVolume.TearDown failed for volume "${name}" : ${wordsOf(thrown)}`, { cause: thrown });
-      }
-      const { [name]: _gone, ...left } = holder.published ?? {};
-      holder.keep(Object.keys(left).length > 0 ? left : undefined);
+  async #publishOne(holder: CsiHolder, volume: CsiVolume, at: PublishedVolume): Promise<void> {
+    const plugin = this.#options.drivers.plugin(volume.driver);
+    const signal = this.#closing.signal;
+    const target = this.#target(at);
+    const volumeId = volumeIdOf(at);
+    const { security } = holder.spec;
+    const wish = { volume, security, can: await plugin.capabilities(signal) };
+    const place = { volumeId, targetPath: target, stagingTargetPath: await this.#stage(plugin, wish, at) };
+    this.#writeDown(holder.id, volume, at);
+    // Who writes meanwhile could put a link to a file of this host in a file's place.
+    const isShared = this.#sharers(holder.id, at).some((each) => existsSync(this.#target(each)));
+    await plugin.publish(publishRequest(wish, place), signal);
+    await assertMounted(target, this.#options.root);
+    await this.#expand(holder, plugin, wish, place);
+    const group = security?.fs_group;
+    if (group === undefined || driversGroup(wish) !== "" || volume.apply_group !== true || volume.read_only === true)
+      return;
+    const onMismatchOnly = security?.fs_group_change_policy === "on_root_mismatch";
+    if (!isShared) await ownTree(target, group, { onMismatchOnly });
+  }
+
+  /** @returns where it is staged; empty: it is not */
+  async #stage(plugin: CsiPlugin, wish: Parameters<typeof stageRequest>[1], at: PublishedVolume): Promise<string> {
+    const { persistent, driver } = wish.volume;
+    if (persistent === undefined) return "";
+    const { root = this.#options.root } = at;
+    const key = { driver, volume: persistent.volume };
+    try {
+      const path = await this.#staging.stage(key, { root, can: wish.can }, async (stagingTargetPath) => {
+        const request = stageRequest(persistent, wish, { volumeId: persistent.volume, stagingTargetPath });
+        await plugin.stage(request, this.#closing.signal);
+      });
+      return path ?? "";
+    } catch (thrown) {
+      throw new StepFailed("MountVolume.MountDevice failed", thrown);
     }
   }
 
+  /** Before the machine has it. What it had grown to is not asked for again. */
+  async #expand(
+    holder: CsiHolder,
+    plugin: CsiPlugin,
+    wish: Parameters<typeof expandRequest>[1],
+    place: Parameters<typeof expandRequest>[2],
+  ): Promise<void> {
+    const { persistent } = wish.volume;
+    if (persistent?.size_bytes === undefined || !wish.can.has(Rpc.EXPAND_VOLUME)) return;
+    try {
+      await plugin.expand(expandRequest(persistent, wish, place), this.#closing.signal);
+    } catch (thrown) {
+      // It cannot grow while it is in use: as with a kubelet, it is had as it is.
+      if (thrown instanceof ConnectError && thrown.code === Code.FailedPrecondition) return;
+      throw new StepFailed("MountVolume.Setup failed while expanding volume", thrown);
+    }
+    holder.showSize({ driver: wish.volume.driver, volume: persistent.volume }, persistent.size_bytes);
+  }
+
+  #writeDown(machine: string, { name, driver, persistent }: CsiVolume, at: PublishedVolume): void {
+    const folder = dirname(this.#target(at));
+    makeFolder(folder, 0o750);
+    const data = {
+      ...{ driverName: driver, volumeHandle: volumeIdOf(at), specVolID: persistent?.pv ?? name },
+      ...{ volumeLifecycleMode: persistent === undefined ? "Ephemeral" : "Persistent", vmletMachine: machine },
+    };
+    writeJson(join(folder, DATA), data, { flush: true });
+  }
+
+  async unpublish(holder: CsiHolder, signal: AbortSignal): Promise<void> {
+    let failed: Error | undefined;
+    for (const [name, at] of Object.entries(holder.published ?? {})) {
+      let step = "UnmountVolume.TearDown failed";
+      const unpublish = async () => {
+        await this.#unpublishOne(at.driver, this.#target(at), volumeIdOf(at));
+        step = "UnmountDevice failed";
+        await this.#unstageUnused(holder.id, at);
+        // In the same turn: who comes next sees that this one has it no more.
+        const { [name]: _gone, ...left } = holder.published ?? {};
+        holder.keep(Object.keys(left).length > 0 ? left : undefined);
+      };
+      try {
+        await unlessAborted(this.#inTurns(at, unpublish), signal);
+      } catch (thrown) {
+        signal.throwIfAborted();
+        // One driver keeps no other's.
+        const words = `${step} for volume "${name}" : ${wordsOf(thrown)}`.slice(0, MAX_MESSAGE_CHARS);
+        failed ??= new Error(words, { cause: thrown });
+      }
+    }
+    if (failed !== undefined) throw failed;
+  }
+
   leave(holder: CsiHolder): void {
-    if (holder.published !== undefined) holder.keep(undefined);
+    const { published } = holder;
+    if (published === undefined) return;
+    const left = Object.entries(published).filter(([, { volume }]) => volume !== undefined);
+    if (left.length === Object.keys(published).length) return;
+    holder.keep(left.length > 0 ? Object.fromEntries(left) : undefined);
   }
 
   async #unpublishOne(driver: string, target: string, volumeId: string): Promise<void> {
     if (lstatSync(dirname(target), { throwIfNoEntry: false }) === undefined) return;
     await this.#options.drivers.plugin(driver).unpublish({ volumeId, targetPath: target }, this.#closing.signal);
-    clear(target);
+    clearTarget(target);
+  }
+
+  async #unstageUnused(id: string, at: PublishedVolume): Promise<void> {
+    const { driver, volume, root = this.#options.root } = at;
+    if (volume === undefined || this.#sharers(id, at).length > 0) return;
+    const { drivers } = this.#options;
+    await this.#staging.unstage({ driver, volume }, root, () => drivers.plugin(driver), this.#closing.signal);
   }
 
   #target({ root = this.#options.root, path }: PublishedVolume): string {
@@ -184,6 +263,12 @@ export class CsiPublisher implements CsiSource {
       .flatMap(({ published = {} }: { published?: PublishedVolumes | undefined }) => Object.values(published));
   }
 
+  /** What other machines have of the same volume. */
+  #sharers(id: string, { driver, volume }: Pick<PublishedVolume, "driver" | "volume">): PublishedVolume[] {
+    if (volume === undefined) return [];
+    return this.#others(id).filter((each) => each.driver === driver && each.volume === volume);
+  }
+
   // --- for nobody ---
 
   /** Has taken back what no machine has, until the signal aborts. */
@@ -191,7 +276,7 @@ export class CsiPublisher implements CsiSource {
     const { clock, logger, drivers } = this.#options;
     while (!signal.aborted) {
       try {
-        const byDriver = Map.groupBy(this.#leftovers(), ({ data }) => data.driverName);
+        const byDriver = Map.groupBy(this.#leftovers(), ({ driver }) => driver);
         // One driver that is silent keeps no other's.
         const work = [...byDriver].map(([driver, leftovers]) => this.#takeAllBack(driver, leftovers));
         await unlessAborted(Promise.all(work), signal);
@@ -202,10 +287,13 @@ export class CsiPublisher implements CsiSource {
     }
   }
 
-  async #takeAllBack(driver: string, leftovers: readonly { path: string }[]): Promise<void> {
+  async #takeAllBack(driver: string, leftovers: readonly Leftover[]): Promise<void> {
     const { logger } = this.#options;
     try {
-      for (const { path } of leftovers) await this.#takeBack(path);
+      for (const leftover of leftovers) {
+        if ("path" in leftover) await this.#takeBack(leftover.path);
+        else await this.#unstageLeft(leftover.staged);
+      }
       logger.info({ driver, volumes: leftovers.length }, "Volumes that no machine has are taken back");
     } catch (thrown) {
       logger.warn({ driver, err: thrown }, "A volume that no machine has is not taken back yet");
@@ -213,24 +301,56 @@ export class CsiPublisher implements CsiSource {
   }
 
   async #takeBack(path: string): Promise<void> {
-    await this.#inTurn(path, async () => {
-      const data = dataOf(join(this.#options.root, dirname(path)));
+    const { root } = this.#options;
+    const place = { ...dataOf(join(root, dirname(path)))?.key, path };
+    await this.#inTurns(place, async () => {
+      const data = dataOf(join(root, dirname(path)));
       if (data === undefined || this.#others("").some((each) => each.path === path)) return;
-      await this.#unpublishOne(data.driverName, join(this.#options.root, path), data.volumeHandle);
+      await this.#unpublishOne(data.driver, join(root, path), data.volumeId);
     });
   }
 
-  #leftovers(): { path: string; data: VolumeData }[] {
+  async #unstageLeft(key: VolumeKey): Promise<void> {
+    await this.#inTurn(keyOf(key), async () => {
+      const isMounted = this.#mounts().some(({ data }) => data.key !== undefined && keyOf(data.key) === keyOf(key));
+      if (!isMounted) await this.#unstageUnused("", { ...key, path: "" });
+    });
+  }
+
+  /** Mounts first: what is staged for one that is not taken back yet stays. */
+  #leftovers(): Leftover[] {
+    const others = this.#others("");
+    const had = new Set(others.map(({ path }) => path));
+    const used = new Set(
+      others.flatMap(({ driver, volume }) => (volume === undefined ? [] : keyOf({ driver, volume }))),
+    );
+    const mounted = this.#mounts().filter(({ path }) => !had.has(path));
+    const staged = this.#staging.known(this.#options.root).filter((key) => !used.has(keyOf(key)));
+    return [
+      ...mounted.map(({ path, data: { driver } }) => ({ driver, path })),
+      ...staged.map((key) => ({ driver: key.driver, staged: key })),
+    ];
+  }
+
+  /** All that drivers may have mounted for machines. */
+  #mounts(): { path: string; data: VolumeData }[] {
     const { root } = this.#options;
-    const had = new Set(this.#others("").map(({ path }) => path));
     return foldersIn(join(root, "pods")).flatMap((pod) =>
       foldersIn(join(root, "pods", pod, CSI_FOLDER)).flatMap((name) => {
         const folder = join("pods", pod, CSI_FOLDER, name);
-        const path = join(folder, "mount");
-        const data = had.has(path) ? undefined : dataOf(join(root, folder));
-        return data === undefined ? [] : [{ path, data }];
+        const data = dataOf(join(root, folder));
+        return data === undefined ? [] : [{ path: join(folder, "mount"), data }];
       }),
     );
+  }
+
+  /** Of the volume where it is shared, and of the place. */
+  async #inTurns<T>(
+    { driver, volume, path }: { driver?: string; volume?: string; path: string },
+    work: () => Promise<T>,
+  ): Promise<T> {
+    if (driver === undefined || volume === undefined) return await this.#inTurn(path, work);
+    return await this.#inTurn(keyOf({ driver, volume }), () => this.#inTurn(path, work));
   }
 
   async #inTurn<T>(place: string, work: () => Promise<T>): Promise<T> {
@@ -245,84 +365,45 @@ export class CsiPublisher implements CsiSource {
   }
 }
 
+/** What lies there of no machine: mounted for one, or staged. */
+type Leftover = { driver: string } & ({ path: string } | { staged: VolumeKey });
+
 /** kubelet: makeVolumeHandle. By the place, which no two have. */
-function volumeIdOf({ path }: Pick<PublishedVolume, "path">): string {
+function volumeIdOf({ path, volume }: Pick<PublishedVolume, "path" | "volume">): string {
+  if (volume !== undefined) return volume;
   const [, pod = "", , , name = ""] = path.split("/");
   return `csi-${createHash("sha256").update(`${pod}${name}`).digest("hex")}`;
 }
 
-function notReady({ name }: CsiVolume, thrown: unknown): VolumesNotReady {
-  const message = `MountVolume.SetUp failed for volume "${name}" : ${wordsOf(thrown)}`;
-  return new VolumesNotReady(message, { cause: thrown });
+function notReady(volume: CsiVolume, thrown: unknown): VolumesNotReady {
+  const { name, persistent } = volume;
+  const isStep = thrown instanceof StepFailed;
+  const [step, cause] = isStep ? [thrown.step, thrown.cause] : ["MountVolume.SetUp failed", thrown];
+  const words = withoutSecrets(wordsOf(cause), volume);
+  return new VolumesNotReady(`${step} for volume "${persistent?.pv ?? name}" : ${words}`.slice(0, MAX_MESSAGE_CHARS));
 }
 
 /** As Go's gRPC has it. */
 function wordsOf(thrown: unknown): string {
-  const text =
-    thrown instanceof ConnectError
-      ? `rpc error: code = ${Code[thrown.code]} desc = ${thrown.rawMessage}`
-      : toError(thrown).message;
-  return text.slice(0, MAX_MESSAGE_CHARS);
+  return thrown instanceof ConnectError
+    ? `rpc error: code = ${Code[thrown.code]} desc = ${thrown.rawMessage}`
+    : toError(thrown).message;
 }
 
-/**
- * A driver whose container does not let its mounts out (mountPropagation) says that it has mounted, and nobody else
- * sees anything: the machine would run with an empty folder.
- * @throws Error that says so
- */
-async function assertMounted(target: string, root: string): Promise<void> {
-  const stats = lstatSync(target, { throwIfNoEntry: false });
-  if (stats?.isDirectory() === true) {
-    const real = realpathSync(target);
-    if (readdirSync(real).length > 0 || (await mountPoints()).some(({ path }) => path === real)) return;
-  }
-  throw new Error(
-    `the driver says that it has mounted ${target}, and this host sees nothing there: does its container mount ${join(root, "pods")} with mountPropagation: Bidirectional?`,
-  );
-}
-
-/** What the driver has left of it: an empty folder at most. @throws what the system says when it is more */
-function clear(target: string): void {
-  const folder = dirname(target);
-  removeEmpty(target);
-  rmSync(join(folder, DATA), { force: true });
-  removeEmpty(folder);
-  // The pod's other volumes may be there.
-  let parent = dirname(folder);
-  for (let depth = 0; depth < 3; depth++, parent = dirname(parent)) {
-    try {
-      removeEmpty(parent);
-    } catch {
-      return;
-    }
-  }
-}
-
-function removeEmpty(folder: string): void {
-  try {
-    rmdirSync(folder);
-  } catch (thrown) {
-    if (!isMissing(thrown)) throw thrown;
-  }
-}
-
-function foldersIn(path: string): string[] {
-  try {
-    return readdirSync(path, { withFileTypes: true }).flatMap((entry) => (entry.isDirectory() ? entry.name : []));
-  } catch (thrown) {
-    if (isMissing(thrown)) return [];
-    throw thrown;
-  }
+/** A driver's error often repeats what it was given. */
+function withoutSecrets(text: string, { secrets, secret_attributes, persistent }: CsiVolume): string {
+  const all = [secrets, secret_attributes, persistent?.stage_secrets, persistent?.expand_secrets];
+  const values = all.flatMap((each) => Object.values(each ?? {})).filter(({ length }) => length >= MIN_SECRET_CHARS);
+  // The longest first: one may be a part of another.
+  return values
+    .toSorted((a, b) => b.length - a.length)
+    .reduce((told, value) => told.replaceAll(value, "[redacted]"), text);
 }
 
 /** Undefined for what is not ours. */
 function dataOf(folder: string): VolumeData | undefined {
-  try {
-    const data = JSON.parse(readFileSync(join(folder, DATA), "utf8")) as Partial<VolumeData> | null;
-    const texts = [data?.driverName, data?.volumeHandle, data?.vmletMachine];
-    return texts.every((text) => typeof text === "string") ? (data as VolumeData) : undefined;
-  } catch {
-    // Not there, or torn: then its driver was not asked yet.
-    return undefined;
-  }
+  const { driverName: driver, volumeHandle: volumeId, vmletMachine, volumeLifecycleMode } = readData(folder);
+  if (driver === undefined || volumeId === undefined || vmletMachine === undefined) return undefined;
+  const isPersistent = volumeLifecycleMode === "Persistent";
+  return { driver, volumeId, ...(isPersistent && { key: { driver, volume: volumeId } }) };
 }

@@ -8,6 +8,7 @@ import { ClaimManager } from "./claim-manager.ts";
 import type { CsiSource, PublishedVolumes } from "../csi-volumes.ts";
 import { CsiManager } from "./csi-manager.ts";
 import { CsiPublisher } from "./csi-publisher.ts";
+import { CsiStats } from "./csi-stats.ts";
 import { connectCsiPlugin, type CsiPlugin } from "./csi-plugin.ts";
 import { DeviceManager } from "./device-manager.ts";
 import { connectDevicePlugin, type DevicePlugin } from "./device-plugin.ts";
@@ -56,6 +57,7 @@ export class HostPlugins {
   readonly claims: ClaimManager;
   readonly csi: CsiManager;
   readonly csiVolumes: CsiPublisher;
+  readonly csiStats: CsiStats;
   readonly #supervisors: ReadonlyMap<string, Machine>;
   readonly #door: PluginDoor | undefined;
   readonly #podResources: UnixServer | undefined;
@@ -90,6 +92,7 @@ export class HostPlugins {
       logger,
       holders: () => [...supervisors.values()].map(({ id, record: { published } }) => ({ id, published })),
     });
+    this.csiStats = new CsiStats({ drivers: this.csi, clock, isThere: (machine) => supervisors.has(machine) });
     if (directory !== undefined) {
       const claims = engine.hasCdi === true ? this.claims : undefined;
       const csi = engine.hasCsi === true ? this.csi : undefined;
@@ -136,6 +139,7 @@ export class HostPlugins {
     this.devices.close();
     this.claims.close();
     this.csiVolumes.close();
+    this.csiStats.close();
     this.csi.close();
     await this.#door?.close();
     await this.#podResources?.close();

@@ -33,6 +33,8 @@ interface GatedFeature extends Feature {
   capability: Capability;
   /** With this one in its place, and the leave of the node's configuration, the pod runs too. */
   instead?: "volumes.host_path";
+  /** With this one in its place, the pod runs too, or waits: only what it refers to tells which it needs. */
+  or?: "volumes.csi_persistent";
   /** Without the capability the pod still runs; its author is told by a Warning event. */
   warning?: { reason: string; effect: string };
   /** The kubelet's own reason and words for a node that lacks it, where there are some. */
@@ -204,6 +206,7 @@ export const GATED_FEATURES: readonly GatedFeature[] = [
   {
     capability: "volumes.persistent",
     field: "spec.volumes.persistentVolumeClaim, ephemeral",
+    or: "volumes.csi_persistent",
     find: (pod) => [...findVolumes(pod, "persistentVolumeClaim"), ...findVolumes(pod, "ephemeral")],
   },
   {
@@ -376,7 +379,8 @@ function findProblems(pod: Pod, context: GateContext): Problem[] {
 
 /** Undefined when the pod may ask for it. */
 function refusalOf(feature: GatedFeature, pod: Pod, context: GateContext): ((path: string) => Problem) | undefined {
-  const { capability, instead } = feature;
+  const { capability, instead, or } = feature;
+  if (or !== undefined && context.capabilities.has(or) && !isReserved(or, pod, context)) return undefined;
   const isThere = context.capabilities.has(capability);
   if (isThere && !isReserved(capability, pod, context)) return undefined;
   const hasInstead = instead !== undefined && context.capabilities.has(instead);
@@ -430,8 +434,8 @@ export function capabilityWarnings(pod: Pod, context: Pick<GateContext, "backend
 export function supportTable(): string {
   const rows = [
     ...GATED_FEATURES.map(
-      ({ field, capability, warning, instead }) =>
-        `| ${field} | \`${capability}\`${instead ? `, or \`${instead}\` and the node's allowHostPath` : ""}${warning ? `; without it the pod runs, with event ${warning.reason}` : ""} |`,
+      ({ field, capability, warning, instead, or }) =>
+        `| ${field} | \`${capability}\`${or ? `, or \`${or}\` for those of CSI drivers of others` : ""}${instead ? `, or \`${instead}\` and the node's allowHostPath` : ""}${warning ? `; without it the pod runs, with event ${warning.reason}` : ""} |`,
     ),
     `| ${EPHEMERAL.field} | \`${EPHEMERAL.capability}\`; without it the pod runs on, with event ${UNSUPPORTED_FEATURE} |`,
     ...IGNORED_FEATURES.map(({ field, reason, why }) => `| ${field} | ${why}; the pod runs, with event ${reason} |`),

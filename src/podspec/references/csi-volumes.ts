@@ -1,20 +1,18 @@
 /**
  * Inline volumes of CSI drivers (`spec.volumes[].csi`): from the pod and its driver's CSIDriver to what the machine's
  * driver is told, as a kubelet does it (pkg/volume/csi/csi_mounter.go), whose words the refusals have. The CSIDriver is
- * read by name, when a pod is to be made.
+ * read by name, when a pod is to be made (csi-driver.ts).
  */
-import { isForbidden, saysNotFound } from "../../kube/errors.ts";
 import type { Kube } from "../../kube/kube.ts";
-import { resourcePath } from "../../kube/paths.ts";
 import { uidOf } from "../../kube/pod.ts";
-import type { CsiDriver, Pod } from "../../kube/wire.ts";
+import type { Pod } from "../../kube/wire.ts";
 import type { Clock } from "../../util/clock.ts";
-import { toError } from "../../util/errors.ts";
 import type { Random } from "../../util/random.ts";
 import { failure, type Result, success } from "../../util/result.ts";
 import { OverBudgetError, POD_LIMITS } from "../budget.ts";
 import { type PodVolume, usedVolumes } from "../pod-volumes.ts";
 import type { CsiLookup, References } from "../types.ts";
+import { CsiDrivers, podInfo, secretTexts, some } from "./csi-driver.ts";
 import { Looks } from "./looks.ts";
 import type { TokenManager } from "./tokens.ts";
 
@@ -30,15 +28,13 @@ interface PodCsiVolumesOptions {
 type CsiSource = NonNullable<PodVolume["csi"]>;
 type Found = Extract<CsiLookup, { kind: "found" }>;
 
-const DEFAULT_TOKEN_SECONDS = 3600;
-
 export class PodCsiVolumes {
-  readonly #options: PodCsiVolumesOptions;
   readonly #looks: Looks;
+  readonly #drivers: CsiDrivers;
 
   constructor(options: PodCsiVolumesOptions) {
-    this.#options = options;
     this.#looks = new Looks(options);
+    this.#drivers = new CsiDrivers({ ...options, looks: this.#looks });
   }
 
   /**
@@ -89,16 +85,14 @@ export class PodCsiVolumes {
     { secrets }: Pick<References, "secrets">,
     signal: AbortSignal,
   ): Promise<Result<Found>> {
-    const driver = await this.#driver(pod, source.driver, signal);
+    const driver = await this.#drivers.find(pod, source.driver, "Ephemeral", signal);
     if (!driver.ok) return driver;
-    const { podInfoOnMount, fsGroupPolicy, requiresRepublish, serviceAccountTokenInSecrets } = driver.value;
+    const { fsGroupPolicy, requiresRepublish } = driver.value;
     const own = secretsOf(pod, source, secrets);
     if (!own.ok) return own;
-    const tokens = await this.#tokens(pod, driver.value, signal);
+    const tokens = await this.#drivers.tokens(pod, driver.value, signal);
     if (!tokens.ok) return tokens;
     const given = tokens.value;
-    const attributes = { ...source.volumeAttributes, ...(podInfoOnMount === true && podInfo(pod)) };
-    const inSecrets = serviceAccountTokenInSecrets === true ? given.attributes : {};
     return success({
       kind: "found",
       tokens: given.tokens,
@@ -108,72 +102,13 @@ export class PodCsiVolumes {
         driver: source.driver,
         ...(source.fsType && { fs_type: source.fsType }),
         ...(source.readOnly === true && { read_only: true }),
-        ...some("attributes", attributes),
-        ...some("secrets", { ...own.value, ...inSecrets }),
-        ...(serviceAccountTokenInSecrets !== true && some("secret_attributes", given.attributes)),
+        ...some("attributes", { ...source.volumeAttributes, ...podInfo(driver.value, pod, "Ephemeral") }),
+        ...some("secrets", { ...own.value, ...given.secrets }),
+        ...some("secret_attributes", given.attributes),
         ...(isGroupApplied(fsGroupPolicy, source) && { apply_group: true }),
       },
     });
   }
-
-  async #driver(pod: Pod, name: string, signal: AbortSignal): Promise<Result<NonNullable<CsiDriver["spec"]>>> {
-    const resource = "csidrivers";
-    const refuse = (why: string) => failure(`volume mode "Ephemeral" not supported by driver ${name} (${why})`);
-    try {
-      const path = resourcePath({ group: "storage.k8s.io", resource, name });
-      const { spec } = await this.#options.kube.request<CsiDriver>({ method: "GET", path, signal });
-      const modes = spec.volumeLifecycleModes ?? [];
-      return modes.includes("Ephemeral") ? success(spec) : refuse(`only supports ${JSON.stringify(modes)}`);
-    } catch (thrown) {
-      signal.throwIfAborted();
-      if (isForbidden(thrown) && this.#looks.isEarly(uidOf(pod))) return failure("");
-      if (saysNotFound(thrown, { resource, name })) return refuse("no CSIDriver object");
-      return failure(`failed to check volume lifecycle mode: ${toError(thrown).message}`);
-    }
-  }
-
-  /** Those that the driver asks for, as a kubelet gives them to it. */
-  async #tokens(
-    pod: Pod,
-    { tokenRequests = [] }: NonNullable<CsiDriver["spec"]>,
-    signal: AbortSignal,
-  ): Promise<Result<{ tokens: string[]; attributes: Record<string, string> }>> {
-    if (tokenRequests.length === 0) return success({ tokens: [], attributes: {} });
-    if (tokenRequests.length > POD_LIMITS.tokens)
-      return failure(`the driver asks for ${tokenRequests.length} tokens, more than ${POD_LIMITS.tokens}`);
-    const issued: Record<string, { token: string; expirationTimestamp: string }> = {};
-    try {
-      for (const { audience, expirationSeconds = DEFAULT_TOKEN_SECONDS } of tokenRequests) {
-        const wish = { audience, expirationSeconds };
-        const { token, expirationTimestamp } = await this.#options.tokens.issueOne(pod, wish, signal);
-        issued[audience] = { token, expirationTimestamp };
-      }
-    } catch (thrown) {
-      signal.throwIfAborted();
-      return failure(`failed to get service account token attributes: ${toError(thrown).message}`);
-    }
-    const tokens = Object.values(issued).map(({ token }) => token);
-    return success({ tokens, attributes: { "csi.storage.k8s.io/serviceAccount.tokens": JSON.stringify(issued) } });
-  }
-}
-
-/** Left out when there is nothing in it. */
-function some<K extends string>(
-  key: K,
-  values: Readonly<Record<string, string>>,
-): { [key in K]?: Record<string, string> } {
-  return Object.keys(values).length === 0 ? {} : ({ [key]: values } as { [key in K]: Record<string, string> });
-}
-
-/** kubelet: getPodInfoAttrs. */
-function podInfo({ metadata, spec }: Pod): Record<string, string> {
-  return {
-    "csi.storage.k8s.io/pod.name": metadata?.name ?? "",
-    "csi.storage.k8s.io/pod.namespace": metadata?.namespace ?? "",
-    "csi.storage.k8s.io/pod.uid": metadata?.uid ?? "",
-    "csi.storage.k8s.io/serviceAccount.name": spec?.serviceAccountName ?? "",
-    "csi.storage.k8s.io/ephemeral": "true",
-  };
 }
 
 /** kubelet: supportsFSGroup, for an inline volume. */
@@ -193,6 +128,5 @@ function secretsOf(
   const fetching = `fetching NodePublishSecretRef ${metadata?.namespace}/${name} failed`;
   if (found?.kind === "absent") return failure(`${fetching}: secrets "${name}" not found`);
   if (found?.kind !== "found") return failure(`${fetching}: ${found?.message ?? "not read yet"}`);
-  const text = ([key, value]: [string, string]) => [key, Buffer.from(value, "base64").toString("utf8")] as const;
-  return success(Object.fromEntries(Object.entries(found.object.data ?? {}).map(text)));
+  return success(secretTexts(found.object));
 }

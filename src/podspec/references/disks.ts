@@ -1,13 +1,14 @@
 /**
- * The persistent volumes of a pod: from its claims to what its machine is told, once a kubelet would mount them.
+ * The persistent volumes of a pod: from its claims to what its machine is told, once a kubelet would mount them. They
+ * are vmlet's own (of the Machine API), or of CSI drivers of others whose node plugins run on the backend's host.
  * Claims, volumes and attachments are read by name alone, when a pod is to be made, and never listed or watched: the
  * Node authorizer allows no more, and a node's pods cost nothing once they run.
  *
  * In a kubelet's order, for it is what keeps a volume from being detached while a machine gets it: bound, then told of
  * in the Node's `volumesInUse`, then seen in its `volumesAttached` by a read that no cache answers, then attached by
  * the VolumeAttachment's own word. The controller that detaches takes it out of `volumesAttached` first, and then
- * leaves alone what is in use. What the API server says is not what keeps two machines from one volume: that is the
- * backend's reservation.
+ * leaves alone what is in use. What the API server says is not what keeps two machines from one of vmlet's own volumes:
+ * that is the backend's reservation.
  */
 import { createHash } from "node:crypto";
 import { isForbidden, saysNotFound } from "../../kube/errors.ts";
@@ -15,8 +16,8 @@ import type { Kube } from "../../kube/kube.ts";
 import { nodePath, resourcePath } from "../../kube/paths.ts";
 import { allContainersOf, claimNameOf, uidOf } from "../../kube/pod.ts";
 import type { Node, PersistentVolume, PersistentVolumeClaim, Pod, VolumeAttachment } from "../../kube/wire.ts";
-import { CSI_DRIVER } from "../../provider/csi-names.ts";
-import type { VolumeClaim } from "../../provider/volume.ts";
+import type { Capability } from "../../provider/capabilities.ts";
+import { CSI_DRIVER, csiVolumeName } from "../../provider/csi-names.ts";
 import type { Clock } from "../../util/clock.ts";
 import { toError } from "../../util/errors.ts";
 import type { Random } from "../../util/random.ts";
@@ -24,19 +25,25 @@ import { failure, type Result, success } from "../../util/result.ts";
 import { OverBudgetError, POD_LIMITS } from "../budget.ts";
 import { isClaimVolume, type PodVolume, usedVolumes } from "../pod-volumes.ts";
 import type { DiskLookup } from "../types.ts";
+import { CsiDisks } from "./csi-disks.ts";
+import { CsiDrivers } from "./csi-driver.ts";
 import { Looks } from "./looks.ts";
+import type { TokenManager } from "./tokens.ts";
 
-/** What the Node tells of volumes that its machines have, or are about to have. */
+/**
+ * What the Node tells of volumes that its machines have, or are about to have. Each is named as there:
+ * `kubernetes.io/csi/DRIVER^HANDLE`.
+ */
 interface DiskUse {
   /**
    * A machine of this pod is to have these volumes.
    * @returns whether the Node says so
    */
-  claim(podUid: string, handles: readonly string[]): boolean;
+  claim(podUid: string, names: readonly string[]): boolean;
   /** Whether another pod's machine is to have it. */
-  isOthers(podUid: string, handle: string): boolean;
+  isOthers(podUid: string, name: string): boolean;
   /** Whether another pod's machine has it that an earlier agent has asked for. */
-  isHeldByOthers(podUid: string, handle: string, signal: AbortSignal): Promise<boolean>;
+  isHeldByOthers(podUid: string, name: string, signal: AbortSignal): Promise<boolean>;
   /** No machine of this pod is to have any; one that has them is the backend's to tell of. */
   release(podUid: string): void;
 }
@@ -47,6 +54,10 @@ interface PodDisksOptions {
   /** By which this node's machines have volumes. */
   reservation: string;
   use: DiskUse;
+  /** Gives pods tokens that CSI drivers ask for. */
+  tokens: Pick<TokenManager, "issueOne">;
+  /** Whether the backend has volumes of this kind. Default: its own alone. */
+  offers?: ((capability: DiskCapability) => boolean) | undefined;
   clock: Clock;
   random: Random;
   /** Whether this pod is there, and not over: nobody releases what is claimed for another one. Default: it is. */
@@ -61,24 +72,32 @@ const CLAIM_PROTECTION = "kubernetes.io/pvc-protection";
 /** This many of a pod's objects are asked for at once. */
 const AT_ONCE = 8;
 
+type DiskCapability = Extract<Capability, "volumes.persistent" | "volumes.csi_persistent">;
+type Found = Extract<DiskLookup, { kind: "found" }>;
+
 interface Bound {
   /** Name in the pod. */
   name: string;
   claimName: string;
-  handle: string;
+  /** As the Node's status has it. */
+  inUse: string;
+  /** Path of its VolumeAttachment; absent: nobody attaches it. */
+  attachment?: string;
   /** By its access mode. */
   isOnePods: boolean;
-  disk: Omit<VolumeClaim, "name">;
+  /** Once it is attached. Not ok with the whole of what is said. */
+  found(attachment: VolumeAttachment | undefined, signal: AbortSignal): Promise<Result<Found>>;
 }
 
 /** What a pod waits for: that its volumes are bound, or that the Node says something of them. */
 type Stage = "claims" | "node";
 
-/** In the Node's status it precedes a volume's handle. */
-export const DISK_PREFIX = `kubernetes.io/csi/${CSI_DRIVER}^`;
+/** Not ok with why the claim cannot be had, or with the whole of what is said. */
+type BoundResult = { ok: true; value: Bound } | { ok: false; message: string; isWhole?: boolean };
 
 export class PodDisks {
   readonly #options: PodDisksOptions;
+  readonly #others: CsiDisks;
   /** Changes of the Node are told of beside these. */
   readonly #looks: Looks;
   /** Of each pod, the newest reading that is under way. */
@@ -88,6 +107,7 @@ export class PodDisks {
   constructor(options: PodDisksOptions) {
     this.#options = options;
     this.#looks = new Looks(options);
+    this.#others = new CsiDisks(new CsiDrivers({ ...options, looks: this.#looks }));
   }
 
   /**
@@ -111,17 +131,22 @@ export class PodDisks {
       return new Map(volumes.map(({ name }) => [name, { kind: "waiting" }]));
     const free = found.map((each) => (each.ok ? this.#unlessTaken(pod, each.value) : each));
     const bound = free.flatMap((each) => (each.ok ? [each.value] : []));
-    if (bound.length === found.length && (await this.#isAttached(uid, bound, signal))) {
-      this.#looks.forget(uid);
-      return new Map(bound.map(({ name, disk }) => [name, { kind: "found", disk }]));
+    if (bound.length < found.length) {
+      this.#looks.again(uid, "claims" satisfies Stage);
+      return new Map(free.map((each, index) => [volumes[index]!.name, waiting(each)]));
     }
-    const stage: Stage = bound.length === found.length ? "node" : "claims";
-    this.#looks.again(uid, stage);
+    const attachments = await this.#attachments(uid, bound, signal);
+    const disks = attachments && (await inPortions(bound, (each) => each.found(attachments.get(each), signal)));
+    if (disks?.every(({ ok }) => ok) !== true) {
+      this.#looks.again(uid, "node" satisfies Stage);
+      return new Map(bound.map(({ name }, index) => [name, waiting(disks?.[index], true)]));
+    }
+    this.#looks.forget(uid);
     return new Map(
-      free.map((each, index) => [
-        volumes[index]!.name,
-        { kind: "waiting", ...(!each.ok && each.message !== "" && { message: each.message }) },
-      ]),
+      bound.flatMap(({ name }, index) => {
+        const disk = disks[index]!;
+        return disk.ok ? [[name, disk.value] as const] : [];
+      }),
     );
   }
 
@@ -146,46 +171,56 @@ export class PodDisks {
 
   /** The scheduler keeps such pods apart; one that names its node itself passes it by. */
   #unlessTaken(pod: Pod, bound: Bound): Result<Bound> {
-    if (!bound.isOnePods || !this.#options.use.isOthers(uidOf(pod), bound.handle)) return success(bound);
+    if (!bound.isOnePods || !this.#options.use.isOthers(uidOf(pod), bound.inUse)) return success(bound);
     return claimProblem(pod, bound.claimName, TAKEN);
   }
 
-  async #isAttached(uid: string, bound: readonly Bound[], signal: AbortSignal): Promise<boolean> {
+  /** Undefined until all that have to be are attached. */
+  async #attachments(
+    uid: string,
+    bound: readonly Bound[],
+    signal: AbortSignal,
+  ): Promise<ReadonlyMap<Bound, VolumeAttachment> | undefined> {
     const { kube, nodeName, use } = this.#options;
     const isTold = use.claim(
       uid,
-      bound.map(({ handle }) => handle),
+      bound.map(({ inUse }) => inUse),
     );
-    if (!isTold) return false;
+    if (!isTold) return undefined;
+    const attached = bound.filter(({ attachment }) => attachment !== undefined);
+    if (attached.length === 0) return new Map();
     try {
       const node = await kube.request<Node>({ method: "GET", path: nodePath(nodeName), signal });
-      const attached = new Set((node.status?.volumesAttached ?? []).map(({ name }) => name));
-      if (!bound.every(({ handle }) => attached.has(DISK_PREFIX + handle))) return false;
-      const attachments = await inPortions(bound, ({ handle }) =>
-        kube.request<VolumeAttachment>({ method: "GET", path: attachmentPath(handle, nodeName), signal }),
+      const told = new Set((node.status?.volumesAttached ?? []).map(({ name }) => name));
+      if (!attached.every(({ inUse }) => told.has(inUse))) return undefined;
+      const attachments = await inPortions(
+        attached,
+        async (each) =>
+          [each, await kube.request<VolumeAttachment>({ method: "GET", path: each.attachment!, signal })] as const,
       );
-      return attachments.every(
-        ({ metadata, status }) => status?.attached === true && metadata?.deletionTimestamp === undefined,
+      const areAttached = attachments.every(
+        ([, { metadata, status }]) => status?.attached === true && metadata?.deletionTimestamp === undefined,
       );
+      return areAttached ? new Map(attachments) : undefined;
     } catch {
       // Not attached, or not known: nothing is made either way.
       signal.throwIfAborted();
-      return false;
+      return undefined;
     }
   }
 
   /** The volume behind a claim. Not ok with an empty text: nothing is wrong yet. */
-  async #bound(pod: Pod, volume: PodVolume, signal: AbortSignal): Promise<Result<Bound>> {
+  async #bound(pod: Pod, volume: PodVolume, signal: AbortSignal): Promise<BoundResult> {
     const isOwn = volume.ephemeral !== undefined;
     const claimName = claimNameOf(pod, volume) ?? "";
     const claim = await this.#claim(pod, claimName, isOwn, signal);
-    const bound = claim.ok ? await this.#disk(pod, volume, claim.value, signal) : claim;
+    const bound: BoundResult = claim.ok ? await this.#disk(pod, volume, claim.value, signal) : claim;
     if (bound.ok) {
-      const { isOnePods, handle } = bound.value;
-      const isTaken = isOnePods && (await this.#options.use.isHeldByOthers(uidOf(pod), handle, signal));
+      const { isOnePods, inUse } = bound.value;
+      const isTaken = isOnePods && (await this.#options.use.isHeldByOthers(uidOf(pod), inUse, signal));
       return isTaken ? claimProblem(pod, claimName, TAKEN) : bound;
     }
-    return bound.message === "" ? bound : claimProblem(pod, claimName, bound.message);
+    return bound.message === "" || bound.isWhole === true ? bound : claimProblem(pod, claimName, bound.message);
   }
 
   /** @param isOwn the claim was made for this pod, and goes with it */
@@ -204,32 +239,56 @@ export class PodDisks {
     return spec?.volumeName ? read : failure("PVC has empty pvc.Spec.VolumeName");
   }
 
-  async #disk(pod: Pod, volume: PodVolume, claim: PersistentVolumeClaim, signal: AbortSignal): Promise<Result<Bound>> {
+  async #disk(pod: Pod, volume: PodVolume, claim: PersistentVolumeClaim, signal: AbortSignal): Promise<BoundResult> {
     const name = claim.spec?.volumeName ?? "";
     const read = await this.#get<PersistentVolume>(pod, { resource: "persistentvolumes", name }, `PV ${name}`, signal);
     if (!read.ok) return read;
     const { spec } = read.value;
     const unbound = bindingProblem(spec, name, claim);
     if (unbound !== undefined) return failure(unbound);
-    const { csi, mountOptions = [] } = spec ?? {};
-    if (csi?.driver !== CSI_DRIVER) return failure(`PV ${name} ${notOurs(csi)}`);
+    const { csi } = spec ?? {};
+    const isOwn = csi?.driver === CSI_DRIVER;
+    if (!csi || !this.#offers(isOwn ? "volumes.persistent" : "volumes.csi_persistent"))
+      return failure(`PV ${name} ${notOurs(csi)}`);
     const problem = modeProblem(pod, volume.name, spec?.volumeMode ?? "Filesystem");
     if (problem !== undefined) return failure(problem);
-    const isReadOnly = volume.persistentVolumeClaim?.readOnly === true || isReadOnlyVolume(spec);
-    const handle = csi.volumeHandle;
-    return success({
+    const bound = {
       name: volume.name,
       claimName: claim.metadata?.name ?? "",
-      handle,
+      inUse: csiVolumeName(csi.driver, csi.volumeHandle),
+      attachment: attachmentPath(csi, this.#options.nodeName),
       isOnePods: isOnePods(spec),
+    };
+    if (isOwn) return success({ ...bound, found: () => Promise.resolve(success(this.#own(volume, spec, csi))) });
+    const other = { name, spec: spec!, csi, claim, volume };
+    const driver = await this.#others.driver(pod, other, signal);
+    if (!driver.ok) return { ...driver, isWhole: true };
+    const { attachment, ...unattached } = bound;
+    return success({
+      ...unattached,
+      ...(driver.value.attachRequired !== false && { attachment }),
+      found: async (attached: VolumeAttachment | undefined, until: AbortSignal) =>
+        await this.#others.disk(pod, other, { driver: driver.value, attachment: attached }, until),
+    });
+  }
+
+  #offers(capability: DiskCapability): boolean {
+    return this.#options.offers?.(capability) ?? capability === "volumes.persistent";
+  }
+
+  #own(volume: PodVolume, spec: VolumeSpec, { volumeHandle }: { readonly volumeHandle: string }): Found {
+    const { mountOptions = [] } = spec ?? {};
+    const isReadOnly = volume.persistentVolumeClaim?.readOnly === true || isReadOnlyVolume(spec);
+    return {
+      kind: "found",
       disk: {
         type: "persistent",
-        volume: handle,
+        volume: volumeHandle,
         reservation: this.#options.reservation,
         ...(isReadOnly && { read_only: true }),
         ...(mountOptions.length > 0 && { mount_options: [...mountOptions] }),
       },
-    });
+    };
   }
 
   /** Not ok in a kubelet's words. */
@@ -256,9 +315,18 @@ export class PodDisks {
 const claimProblem = ({ metadata }: Pod, claimName: string, problem: string) =>
   failure(`error processing PVC ${metadata?.namespace}/${claimName}: ${problem}`);
 
+function waiting(result: BoundResult | Result<Found> | undefined, isWhole = false): DiskLookup {
+  if (result === undefined || result.ok || result.message === "") return { kind: "waiting" };
+  const isAll = isWhole || "isWhole" in result;
+  return { kind: "waiting", message: result.message, ...(isAll && { isWhole: true }) };
+}
+
 /** The name that the attach-detach controller gives it (`getAttachmentName`). */
-function attachmentPath(handle: string, nodeName: string): string {
-  const hash = createHash("sha256").update(`${handle}${CSI_DRIVER}${nodeName}`).digest("hex");
+function attachmentPath(
+  { driver, volumeHandle }: { readonly driver: string; readonly volumeHandle: string },
+  nodeName: string,
+): string {
+  const hash = createHash("sha256").update(`${volumeHandle}${driver}${nodeName}`).digest("hex");
   return resourcePath({ group: "storage.k8s.io", resource: "volumeattachments", name: `csi-${hash}` });
 }
 

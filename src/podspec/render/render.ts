@@ -257,11 +257,11 @@ function renderVolumes(context: RenderContext): { volumes: Volume[]; unmounted: 
     const rendered = renderVolume(context.pod, volume, context.references, context.node, context.budget.files);
     if (!rendered.ok) {
       unmounted.push(volume.name);
-      if (rendered.message !== undefined) tell(context.events, mountFailed(volume, rendered.message));
+      if (rendered.message !== undefined) tell(context.events, mountFailed(volume, rendered.message, rendered.isWhole));
       continue;
     }
-    const csi = context.references.csi?.get(volume.name);
-    if (csi?.kind === "found" && csi.isStale)
+    const csi = context.references.csi?.get(volume.name) ?? context.references.disks?.get(volume.name);
+    if (csi?.kind === "found" && csi.isStale === true)
       tell(context.events, {
         type: "Warning",
         reason: "VolumeNotRepublished",
@@ -290,8 +290,9 @@ function renderClaims({ pod, references, events }: RenderContext): PodClaim[] | 
 }
 
 /** kubelet: of a claim it says what it says of all volumes when it has waited long enough. */
-function mountFailed(volume: PodVolume, why: string): PodEvent {
+function mountFailed(volume: PodVolume, why: string, isWhole = false): PodEvent {
   const { name } = volume;
+  if (isWhole) return { type: "Warning", reason: "FailedMount", message: why };
   const message = isClaimVolume(volume)
     ? `Unable to attach or mount volumes: unmounted volumes=[${name}], unattached volumes=[], failed to process volumes=[${name}]: ${why}`
     : `MountVolume.SetUp failed for volume "${name}" : ${why}`;

@@ -19,7 +19,14 @@ import { certificateKey, type PodVolume, tokenWish, trustWish, type VolumeKind, 
 const DEFAULT_MODE = 0o644;
 
 /** Without a message nothing is wrong: it is only to be waited for. */
-type VolumeResult = { ok: true; volume: Volume } | { ok: false; message?: string | undefined };
+type VolumeResult =
+  | { ok: true; volume: Volume }
+  | {
+      ok: false;
+      message?: string | undefined;
+      /** It is the whole of what an event says. */
+      isWhole?: boolean | undefined;
+    };
 
 /**
  * Renders one volume of a supported kind. The message of a failure is the kubelet's, where it has one.
@@ -334,7 +341,7 @@ function persistent(name: string, { disks }: References): VolumeResult {
   const found = disks?.get(name);
   return found?.kind === "found"
     ? { ok: true, volume: { name, ...found.disk } }
-    : { ok: false, message: found?.message };
+    : { ok: false, message: found?.message, isWhole: found?.isWhole };
 }
 
 function image({ name, image }: PodVolume): Volume {

@@ -656,6 +656,7 @@ export interface components {
        *     | `volumes.force_release` | a persistent volume taken from its machines, which are stopped for it |
        *     | `volumes.host` | a path of the backend's host |
        *     | `volumes.csi` | volumes that CSI drivers of the backend's host mount for one machine |
+       *     | `volumes.csi_persistent` | the same of volumes that outlive machines, which the cluster has attached to the host |
        *     | `mount_propagation` | what is mounted in a volume later is seen there, in either direction |
        *     | `patch_files` | files replaced in a running machine |
        *     | `env_files` | variables of a container whose values are in files of an empty_dir |
@@ -943,7 +944,7 @@ export interface components {
           /** @description Name that mounts refer to. */
           name: components["schemas"]["Name"];
           /**
-           * @description A volume that a CSI driver of the backend's host (one of its capacity's `csi_drivers`) mounts for this machine alone, and that ends with it. It is mounted (NodePublishVolume) before anything of the machine is made; until it is, the machine waits and says why in its `message`. Capability `volumes.csi`.
+           * @description A volume that a CSI driver of the backend's host (one of its capacity's `csi_drivers`) mounts for this machine alone, and that ends with it. It is mounted (NodePublishVolume) before anything of the machine is made; until it is, the machine waits and says why in its `message`. Capability `volumes.csi`; with `persistent`, `volumes.csi_persistent`.
            * @constant
            */
           type: "csi";
@@ -961,6 +962,30 @@ export interface components {
           secrets?: components["schemas"]["CsiAttributes"];
           /** @description Where the driver cannot give its files to `security.fs_group` itself, the backend does. */
           apply_group?: boolean;
+          /** @description Absent: the volume ends with the machine. It outlives machines, and the cluster has attached it to the backend's host. A driver that stages volumes does so once for all machines of the host (NodeStageVolume), before the first of them; when the last of them is over, it is unstaged. A machine is not over before its driver has taken back what it had. */
+          persistent?: {
+            /** @description The driver's id of it (volume_id). */
+            volume: string;
+            /** @description What the cluster calls it, by which the place has its name where it is mounted. */
+            pv: components["schemas"]["Name"];
+            /**
+             * @description How it may be used, as the PersistentVolume says first.
+             * @enum {string}
+             */
+            access_mode: "read_write_once" | "read_write_once_pod" | "read_only_many" | "read_write_many";
+            /** @description How its file system is mounted (mount flags). */
+            mount_options?: string[];
+            /** @description What came of its being attached (publish context). */
+            publish_context?: components["schemas"]["CsiAttributes"];
+            /** @description What the driver is told besides `attributes` when it mounts it for the machine, and not when it stages it. */
+            publish_attributes?: components["schemas"]["CsiAttributes"];
+            /** @description The secrets of the call by which it is staged; not compared. */
+            stage_secrets?: components["schemas"]["CsiAttributes"];
+            /** @description The secrets of the call by which it grows; not compared. */
+            expand_secrets?: components["schemas"]["CsiAttributes"];
+            /** @description It has become as large, and its file system may not be: a driver that can lets it grow (NodeExpandVolume) before the machine has it; not compared. Absent: it is as it was. */
+            size_bytes?: components["schemas"]["Count"];
+          };
         };
     CsiAttributes: {
       [key: string]: string;
@@ -1651,6 +1676,15 @@ export interface components {
       }[];
       /** @description Version of the registry credentials that the machine has for its next pull. Absent when it has none: a backend that keeps credentials in memory only, as it should, loses them when it restarts, and is given them again. */
       registry_auth_version?: string;
+      /** @description The volumes of type `csi` with `persistent` that it has, or may have: from its `PUT` until their drivers have taken them back, which is before it is over. Absent: none. */
+      csi_volumes?: {
+        /** @description The driver's name. */
+        driver: string;
+        /** @description The driver's id of it. */
+        volume: string;
+        /** @description What its file system was let grow to. */
+        size_bytes?: components["schemas"]["Count"];
+      }[];
       /** @description The last few, oldest first. */
       notices?: components["schemas"]["MachineNotice"][];
     };
@@ -2942,4 +2976,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: 0e7325e865438913d9b0962c937e4721dbf1a0435551320c224bcf5a0e3ea5ab
+// sha256 of openapi.yaml: 5d3f1b8a4988e38c8341f5bb04c0a39ece2dc0a69f046d637c5e9226a7091a0e

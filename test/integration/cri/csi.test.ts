@@ -10,7 +10,7 @@ import { mountsBelow, unmountBelow } from "../../../providers/local/host/mounts.
 import { NodeServiceCapability_RPC_Type as Rpc } from "../../../src/csi/api.gen.js";
 import { LABEL_UID } from "../../../src/provider/owner.ts";
 import type { MachineSpec, Volume } from "../../../src/provider/machine.ts";
-import type { ProviderCapacity } from "../../../src/provider/provider.ts";
+import type { MachineStats, ProviderCapacity } from "../../../src/provider/provider.ts";
 import { TestCsiDriver } from "../../support/csi-driver.ts";
 import { engineOnThisHost, removeEngine } from "../../support/engines.ts";
 import { testNetwork } from "../../support/host.ts";
@@ -145,6 +145,57 @@ else
       driver.refuses.clear();
       await backend.start();
       await backend.reaches("m1", "stopped");
+      await isClear();
+    });
+
+    const outliving = {
+      persistent: { volume: "disk-1", pv: "pv-1", access_mode: "read_write_many", publish_context: { dev: "sdb" } },
+    } as const;
+    const staged = () => mountsBelow(join(root(), "plugins"));
+
+    test("a volume that outlives machines is staged once, seen by all that have it, measured, and undone by the last", async () => {
+      driver.capabilities = [Rpc.STAGE_UNSTAGE_VOLUME, Rpc.GET_VOLUME_STATS];
+      await put(mounting("cat /data/staged.json; echo from-m1 > /data/m1; echo; echo written", outliving), "m1");
+      await says("m1", '"publishContext":{"dev":"sdb"}', "written");
+      await put(mounting("cat /data/m1", outliving), "m2");
+      await says("m2", "from-m1");
+      expect([(await staged()).length, (await mountsBelow(pods())).length]).toEqual([1, 2]);
+      await vi.waitFor(async () => {
+        const { items } = (await backend.call("GET", "/v1/stats")).body as { items: MachineStats[] };
+        const volumes = items.map((each) => each.volumes?.find(({ name }) => name === "data"));
+        for (const each of volumes) expect(each).toMatchObject({ capacity_bytes: 1024 * 1024 });
+      }, PATIENCE);
+      await stop("m1");
+      expect([(await staged()).length, (await mountsBelow(pods())).length]).toEqual([1, 1]);
+      await stop("m2");
+      await isClear();
+      expect([await staged(), driver.asked.filter((each) => each === "stage disk-1")]).toEqual([[], ["stage disk-1"]]);
+    });
+
+    test("the backend is killed while a volume is staged and while it is unstaged: it is once there, and undone before its machine is over", async () => {
+      driver.capabilities = [Rpc.STAGE_UNSTAGE_VOLUME];
+      driver.isHanging = true;
+      await put(mounting("cat /data/told.json; echo", outliving));
+      await vi.waitFor(() => expect(driver.asked).toEqual(["stage disk-1"]), PATIENCE);
+      await backend.kill();
+      driver.isHanging = false;
+      await backend.start();
+      await backend.reaches("m1", "running");
+      await says("m1", "volumeContext");
+      expect([(await staged()).length, (await mountsBelow(pods())).length]).toEqual([1, 1]);
+
+      driver.refuses.set("unstage", "not yet");
+      await backend.call("POST", "/v1/machines/m1/stop", { grace_seconds: 0 });
+      await vi.waitFor(() => expect(driver.asked.at(-1)).toBe("unstage disk-1"), PATIENCE);
+      const told = async () => (await backend.call("GET", "/v1/machines/m1")).body;
+      const inUse = { state: "stopping", csi_volumes: [{ driver: DRIVER, volume: "disk-1" }] };
+      expect(await told()).toMatchObject(inUse);
+      await backend.kill();
+      await backend.start();
+      expect(await told()).toMatchObject(inUse);
+      driver.refuses.clear();
+      await backend.reaches("m1", "stopped");
+      expect([await staged(), "csi_volumes" in ((await told()) as object)]).toEqual([[], false]);
       await isClear();
     });
 

@@ -7,7 +7,7 @@ import { isTerminal } from "../../../src/kube/pod.ts";
 import type { Node } from "../../../src/kube/wire.ts";
 import { VolumesInUse } from "../../../src/node/volumes-in-use.ts";
 import { parseMachineId } from "../../../src/podspec/machine-id.ts";
-import { DISK_PREFIX, PodDisks } from "../../../src/podspec/references/disks.ts";
+import { PodDisks } from "../../../src/podspec/references/disks.ts";
 import { csiNodeId } from "../../../src/provider/csi-names.ts";
 import { ProviderError } from "../../../src/provider/errors.ts";
 import type { VolumeProvider } from "../../../src/provider/volume.ts";
@@ -45,9 +45,10 @@ export class AgentDisks {
     const reservation = csiNodeId(CLUSTER, NODE);
     const inUse = new VolumesInUse({
       provider: { volumes: { get: (id: string) => this.#get(id) } as unknown as VolumeProvider },
+      // None of their volumes is of a driver of others.
+      machines: () => Promise.resolve({ items: [] }),
       reservation,
       podOf: (machine) => parseMachineId(CLUSTER, machine),
-      prefix: DISK_PREFIX,
       clock,
       random,
       logger: silentLogger,
@@ -77,7 +78,9 @@ export class AgentDisks {
       const pod = agent.controller.store.get(uid);
       return pod !== undefined && !isTerminal(pod);
     };
-    this.pods = new PodDisks({ kube, nodeName: NODE, reservation, use, clock, random, isLive, onChange: requeue });
+    const tokens = { issueOne: () => Promise.reject(new Error("no tokens are issued here")) };
+    const parts = { kube, nodeName: NODE, reservation, use, tokens, clock, random, isLive };
+    this.pods = new PodDisks({ ...parts, onChange: requeue });
   }
 
   run(signal: AbortSignal): void {

@@ -8,8 +8,7 @@ import { ControllerService } from "../../../src/csi/controller.ts";
 import { volumeIdOf } from "../../../src/csi/requests.ts";
 import { KubeApiError } from "../../../src/kube/errors.ts";
 import type { Node } from "../../../src/kube/wire.ts";
-import { DISK_PREFIX } from "../../../src/podspec/references/disks.ts";
-import { CSI_DRIVER, csiNodeId } from "../../../src/provider/csi-names.ts";
+import { CSI_DRIVER, csiNodeId, csiVolumeName, csiVolumeOf } from "../../../src/provider/csi-names.ts";
 import { isOver, type MachineSpec } from "../../../src/provider/machine.ts";
 import { clusterPrefix, LABEL_CLUSTER } from "../../../src/provider/owner.ts";
 import type { Provider } from "../../../src/provider/provider.ts";
@@ -230,7 +229,7 @@ export class DiskWorld {
     const current = this.#nodes.get(NODE)!;
     if (metadata?.resourceVersion !== undefined && metadata.resourceVersion !== String(current.version))
       throw new KubeApiError("the object has been modified", { status: 409, reason: "Conflict" });
-    const inUse = (status.volumesInUse as string[]).map((name) => name.slice(DISK_PREFIX.length));
+    const inUse = (status.volumesInUse as string[]).map((name) => csiVolumeOf(name)!.handle);
     for (const handle of current.inUse.filter((each) => !inUse.includes(each))) {
       this.removedBy.set(handle, { name: writer.name, version: this.nodeLog.length });
       judgeNodeWrite(this.#world, handle, writer);
@@ -265,8 +264,8 @@ export class DiskWorld {
       metadata: { ...node.metadata!, resourceVersion: String(version) },
       status: {
         ...node.status,
-        volumesInUse: inUse.map((handle) => DISK_PREFIX + handle),
-        volumesAttached: attached.map((handle) => ({ name: DISK_PREFIX + handle, devicePath: "" })),
+        volumesInUse: inUse.map((handle) => csiVolumeName(CSI_DRIVER, handle)),
+        volumesAttached: attached.map((handle) => ({ name: csiVolumeName(CSI_DRIVER, handle), devicePath: "" })),
       },
     });
   }

@@ -15,7 +15,10 @@ const info = (more: Partial<Info> & { segments?: Record<string, string> } = {}):
 };
 
 const unasked = () => Promise.reject(new Error("it is asked for no volume here"));
-const UNASKED = { capabilities: unasked, publish: unasked, unpublish: unasked };
+const UNASKED = {
+  ...{ capabilities: unasked, publish: unasked, unpublish: unasked },
+  ...{ stage: unasked, unstage: unasked, expand: unasked, stats: unasked },
+};
 
 function setup(answers: (Info | Error | Promise<Info>)[] = [info()]) {
   const closed: string[] = [];

@@ -6,7 +6,6 @@ import { Code, ConnectError } from "@connectrpc/connect";
 import { describe, expect, onTestFinished, test } from "vitest";
 import { volumeSource } from "../../../providers/local/bundle/host-volumes.ts";
 import { capabilitiesOf } from "../../../providers/local/capabilities.ts";
-import type { CsiPlugin } from "../../../providers/local/plugins/csi-plugin.ts";
 import {
   NodeServiceCapability_RPC_Type as Rpc,
   VolumeCapability_AccessMode_Mode as Mode,
@@ -14,56 +13,8 @@ import {
 import { LABEL_UID } from "../../../src/provider/owner.ts";
 import { specIdentity } from "../../../src/provider/fingerprint.ts";
 import type { MachineSpec, Volume } from "../../../src/provider/machine.ts";
-import { World } from "./world.ts";
-
-const DRIVER = "csi.example.com";
-
-/** A driver without a socket, whose mounts are folders with a file. */
-class FakeDriver implements CsiPlugin {
-  readonly asked: string[] = [];
-  readonly requests: Parameters<CsiPlugin["publish"]>[0][] = [];
-  can: ReadonlySet<Rpc> = new Set();
-  publishError: Error | undefined;
-  unpublishError: Error | undefined;
-  /** It takes as long as this to mount, or to take back. */
-  publishing: Promise<void> = Promise.resolve();
-  unpublishing: Promise<void> = Promise.resolve();
-  /** It says that it has mounted, and there is nothing. */
-  lies = false;
-
-  info = () => Promise.resolve({ nodeId: "h", maxVolumesPerNode: 0n });
-  capabilities = () => Promise.resolve(this.can);
-
-  async publish(request: Parameters<CsiPlugin["publish"]>[0]) {
-    this.asked.push(`publish ${nameOf(request.targetPath!)}`);
-    this.requests.push(request);
-    await this.publishing;
-    if (this.publishError !== undefined) throw this.publishError;
-    if (this.lies) return;
-    mkdirSync(request.targetPath!, { recursive: true });
-    writeFileSync(join(request.targetPath!, "told"), "");
-  }
-
-  async unpublish({ targetPath }: { targetPath: string }) {
-    this.asked.push(`unpublish ${nameOf(targetPath)}`);
-    await this.unpublishing;
-    if (this.unpublishError !== undefined) throw this.unpublishError;
-    rmSync(targetPath, { recursive: true, force: true });
-  }
-
-  close(): void {}
-}
-
-const nameOf = (target: string): string => target.split("/").at(-2)!;
-
-async function worldWith(...drivers: string[]) {
-  const driver = new FakeDriver();
-  const world = await World.create((made) => (made.plugins = { connectCsi: () => driver }));
-  const register = async (name = DRIVER) => await world.csi.register(name, `/run/${name}.sock`);
-  const forgets = await Promise.all(drivers.map((name) => register(name)));
-  const root = () => join(world.stateDir, "plugins");
-  return { world, driver, register, forget: () => forgets.forEach((forget) => forget()), root };
-}
+import { DRIVER, worldWith } from "./fake-csi.ts";
+import type { World } from "./world.ts";
 
 const csi = (more: Partial<Extract<Volume, { type: "csi" }>> = {}): Volume => ({
   name: "data",

@@ -229,8 +229,8 @@ export class World {
     await settle(20);
   }
 
-  async stop(graceSeconds: number): Promise<void> {
-    await this.provider.stopPod("m1", { graceSeconds, signal: this.signal });
+  async stop(graceSeconds: number, id = "m1"): Promise<void> {
+    await this.provider.stopPod(id, { graceSeconds, signal: this.signal });
     await settle(20);
   }
 

@@ -1,7 +1,8 @@
 import { createHash } from "node:crypto";
 import { beforeEach, describe, expect, test } from "vitest";
 import type { Pod } from "../../../src/kube/wire.ts";
-import { DISK_PREFIX, PodDisks } from "../../../src/podspec/references/disks.ts";
+import { PodDisks } from "../../../src/podspec/references/disks.ts";
+import { CSI_DRIVER, csiVolumeName } from "../../../src/provider/csi-names.ts";
 import { settle, VirtualClock } from "../../support/virtual-clock.ts";
 import { failure, FakeKube } from "./fake-kube.ts";
 import { podWithContainer } from "./fixtures.ts";
@@ -11,6 +12,7 @@ const NODE = "/api/v1/nodes/burst-0";
 const CLAIM = "/api/v1/namespaces/shop/persistentvolumeclaims/data-web-0";
 const VOLUME = "/api/v1/persistentvolumes/pv-1";
 const HANDLE = "abc.pvc-1";
+const IN_USE = csiVolumeName(CSI_DRIVER, HANDLE);
 const attachmentOf = (handle: string) =>
   `/apis/storage.k8s.io/v1/volumeattachments/csi-${createHash("sha256").update(`${handle}volumes.vmlet.devburst-0`).digest("hex")}`;
 
@@ -47,7 +49,7 @@ describe("a pod's persistent volume", () => {
         status: { phase: "Bound" },
       },
       [VOLUME]: { metadata: { name: "pv-1" }, spec: SPEC },
-      [NODE]: { status: { volumesAttached: [{ name: DISK_PREFIX + HANDLE, devicePath: "" }] } },
+      [NODE]: { status: { volumesAttached: [{ name: IN_USE, devicePath: "" }] } },
       [attachmentOf(HANDLE)]: { metadata: {}, status: { attached: true } },
     };
     kube.intercept = ({ path }) => objects[path];
@@ -64,6 +66,7 @@ describe("a pod's persistent volume", () => {
         isHeldByOthers: (_uid, handle) => Promise.resolve(held.includes(handle)),
         release: (uid) => void released.push(uid),
       },
+      tokens: { issueOne: () => Promise.reject(new Error("no tokens are issued here")) },
       clock,
       random: () => 0,
       onChange: (uid) => void changed.push(uid),
@@ -83,7 +86,7 @@ describe("a pod's persistent volume", () => {
   test("is told of as in use before the API server is asked whether it is attached", async () => {
     isTold = false;
     expect(await read()).toEqual({ kind: "waiting" });
-    expect(claimed).toEqual([["0a1b", [HANDLE]]]);
+    expect(claimed).toEqual([["0a1b", [IN_USE]]]);
     expect(asked()).not.toContain(NODE);
     expect(asked()).not.toContain(attachmentOf(HANDLE));
   });
@@ -103,7 +106,7 @@ describe("a pod's persistent volume", () => {
 
   test("for one pod alone is not claimed for a second one, and says so in a kubelet's words", async () => {
     objects[VOLUME] = { metadata: { name: "pv-1" }, spec: { ...SPEC, accessModes: ["ReadWriteOncePod"] } };
-    claimed.push(["first", [HANDLE]]);
+    claimed.push(["first", [IN_USE]]);
     expect(await read()).toEqual({
       kind: "waiting",
       message:
@@ -115,7 +118,7 @@ describe("a pod's persistent volume", () => {
 
   test("for one pod alone is not claimed for a second one of an agent that has begun since", async () => {
     objects[VOLUME] = { metadata: { name: "pv-1" }, spec: { ...SPEC, accessModes: ["ReadWriteOncePod"] } };
-    held = [HANDLE];
+    held = [IN_USE];
     expect(await read()).toEqual({
       kind: "waiting",
       message:
@@ -127,8 +130,8 @@ describe("a pod's persistent volume", () => {
   });
 
   test("for a node is claimed for a second pod of it", async () => {
-    claimed.push(["first", [HANDLE]]);
-    held = [HANDLE];
+    claimed.push(["first", [IN_USE]]);
+    held = [IN_USE];
     expect(await read()).toMatchObject({ kind: "found" });
   });
 
