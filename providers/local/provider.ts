@@ -64,9 +64,10 @@ import { type PrewarmOptions, type PrewarmedImages, prewarmedOf } from "./images
 import { podRangesOf } from "./pod-ranges.ts";
 import { lockFile } from "./host/lock.ts";
 import { TornFiles } from "./host/torn-files.ts";
-import { imageLocations, type MachineRecord, recordOfLost, whatIsKnown } from "./machine/record.ts";
+import { wholeMachine } from "./machine/lost-machine.ts";
+import { imageLocations } from "./machine/record.ts";
 import { patchedSpec, SecretBudget, secretBytes } from "./machine/secret-budget.ts";
-import { type KeptMachine, MachineStore } from "./machine/machine-store.ts";
+import { MachineStore } from "./machine/machine-store.ts";
 import { assertId, validateSpec } from "./machine/valid-spec.ts";
 import { Supervisor, type SupervisorContext } from "./machine/supervisor.ts";
 import { FolderVolumes } from "./volumes/folders.ts";
@@ -199,14 +200,19 @@ export class LocalProvider implements Provider {
   }
 
   async #recover(): Promise<void> {
+    const { logger, host, clock, secrets } = this.#options;
     const { machines, remnants } = this.#store.load();
     await this.#engine.sweep(new Set(machines.map(({ id }) => id)));
     for (const id of remnants) {
-      this.#options.logger.info({ machine: id }, "What is left of a machine that is gone, or never was, is removed");
+      logger.info({ machine: id }, "What is left of a machine that is gone, or never was, is removed");
       this.#remove(id);
     }
+    const surroundings = {
+      ...{ host, now: clock.now(), revision: this.#store.revision, logger, areSpecsInMemory: secrets !== undefined },
+      elsewhere: (id: string) => this.#plugins?.csiVolumes.lastKnown(id),
+    };
     for (const kept of machines) {
-      const { spec, record } = this.#whole(kept);
+      const { spec, record } = wholeMachine(kept, surroundings);
       this.#supervisors.set(kept.id, new Supervisor(this.#context, spec, record));
       this.#secrets.count(kept.id, tenantOf(spec.labels), secretBytes(spec));
     }
@@ -214,26 +220,10 @@ export class LocalProvider implements Provider {
     // Before the machines: they may pull, and a pull may remove images.
     this.#retainImages();
     await Promise.all([...this.#supervisors.values()].map((supervisor) => this.#takeOver(supervisor)));
-    if (machines.length > 0)
-      this.#options.logger.info({ machines: machines.length }, "Found the machines of the former backend");
+    if (machines.length > 0) logger.info({ machines: machines.length }, "Found the machines of the former backend");
     void this.#volumes?.watch(this.#closed.signal);
     this.#prewarmed?.start();
     this.#prune();
-  }
-
-  /** With what is still known in the place of what is lost: a machine that was acknowledged is told of, as failed. */
-  #whole({ id, spec, record }: KeptMachine): { spec: MachineSpec; record: MachineRecord } {
-    const { logger, host, clock, secrets } = this.#options;
-    if (spec !== undefined && record !== undefined) return { spec, record };
-    const what = record === undefined ? "What became of this machine" : "What this machine was made of";
-    const where =
-      record === undefined || secrets === undefined
-        ? "was torn on its host's disk: the host has lost power, or the disk is broken"
-        : "was kept in its host's memory, and is lost: the host has restarted";
-    const why = `${what} ${where}`;
-    logger.warn({ machine: id, why }, "A machine's record or specification is lost: the machine fails");
-    const known = record ?? recordOfLost(id, spec, { host, now: clock.now(), revision: this.#store.revision, why });
-    return { spec: spec ?? whatIsKnown(known, why), record: known };
   }
 
   /** Tries until it succeeds: a machine without a supervisor could not even be stopped. */

@@ -102,6 +102,7 @@ export class NodeAgent {
       this.#node.followCapacity(linked),
       this.#node.tellRange(linked),
       this.#pods.volumesInUse.run(linked),
+      this.#pods.grownClaims.run(linked),
       // The pods of a Node that is not ours belong to its own kubelet.
       this.#node.controller
         .claimed(linked)

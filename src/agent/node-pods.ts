@@ -4,6 +4,7 @@ import type { NodeConfig } from "../config/schema.ts";
 import { isTerminal, uidOf } from "../kube/pod.ts";
 import type { Kube } from "../kube/kube.ts";
 import { AgentProber } from "../pods/agent-prober.ts";
+import { GrownClaims } from "../pods/grown-claims.ts";
 import { VolumesInUse } from "../node/volumes-in-use.ts";
 import { PodController } from "../pods/controller.ts";
 import { NodeAllocation } from "../podspec/admission/allocation.ts";
@@ -42,6 +43,8 @@ export interface NodePods {
   disks: PodDisks;
   /** What the Node tells of them. */
   volumesInUse: VolumesInUse;
+  /** Tells of those that have grown. */
+  grownClaims: GrownClaims;
   /** Ends the watches, renewals and probes that outlive single pods. */
   close(): void;
 }
@@ -79,6 +82,7 @@ export function createPods(options: NodeAgentOptions, acting: Kube, backend: Bac
   const provider = withoutSecrets(instrument(options.provider, metrics, clock, options.tracing), (id, text) =>
     renderer.redact(parseMachineId(clusterId, id) ?? "", text),
   );
+  const grownClaims = new GrownClaims({ kube: acting, clock, random, logger });
   const prober = node.agentProbes
     ? new AgentProber({
         provider,
@@ -108,7 +112,7 @@ export function createPods(options: NodeAgentOptions, acting: Kube, backend: Bac
     logger,
     onInfo: (info) => backend.tell(info),
     readiness: prober,
-    hooks: podMetrics(metrics, clock),
+    hooks: { ...podMetrics(metrics, clock), onMachine: (pod, machine) => grownClaims.look(pod, machine) },
     queueMetrics: queueMetrics(metrics, node.name),
     tracing: options.tracing,
   });
@@ -116,6 +120,7 @@ export function createPods(options: NodeAgentOptions, acting: Kube, backend: Bac
     if (change.type === "delete") allocation.remove(uidOf(change.object));
     else allocation.put(change.object);
     // A pod that is over changes no more: its objects need not be watched nor its tokens replaced.
+    if (change.type === "delete" || isTerminal(change.object)) grownClaims.release(uidOf(change.object));
     if (change.type === "delete") renderer.release(uidOf(change.object));
     else if (isTerminal(change.object)) renderer.rest(uidOf(change.object));
   });
@@ -125,6 +130,7 @@ export function createPods(options: NodeAgentOptions, acting: Kube, backend: Bac
     prober,
     disks,
     volumesInUse,
+    grownClaims,
     close: () => {
       for (const source of Object.values(sources)) source.close();
       disks.close();

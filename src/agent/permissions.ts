@@ -163,6 +163,14 @@ function diskPermissions(nodeName: string): Permission[] {
       exampleOf: "workloads" as const,
       purpose,
     },
+    {
+      attributes: {
+        ...{ verb: "patch", resource: "persistentvolumeclaims", subresource: "status" },
+        ...{ namespace: "default", name: "probe" },
+      },
+      exampleOf: "workloads" as const,
+      purpose: "claims of CSI drivers of others do not say that they have grown",
+    },
     { attributes: { verb: "get", resource: "persistentvolumes" }, purpose },
     { attributes: { verb: "get", group: "storage.k8s.io", resource: "volumeattachments" }, purpose },
     { attributes: { verb: "create", group: "storage.k8s.io", resource: "csinodes" }, purpose },

@@ -1,6 +1,11 @@
+import type { Pod } from "../kube/wire.ts";
+import type { Machine } from "../provider/machine.ts";
 import type { Termination } from "./terminations.ts";
 
-/** What happens to pods, for metrics. Nothing is decided by it, and nothing waits for it. All times in seconds. */
+/**
+ * What happens to pods, for metrics and what is written of their volumes. Nothing is decided by it, and nothing waits
+ * for it. All times in seconds.
+ */
 export interface PodHooks {
   /** The backend was asked to create a machine; `code` says why it did not. */
   onCreate?(result: { ok: true } | { ok: false; code: string }): void;
@@ -22,6 +27,8 @@ export interface PodHooks {
   onFirstLook?(waitedSeconds: number): void;
   /** The backend's machines were listed; `interval` is the time since the list before. */
   onListed?(seconds: number, interval: number | undefined): void;
+  /** A look at a pod shows its machine. */
+  onMachine?(pod: Pod, machine: Machine): void;
   /** After each call of the reconciler. */
   onReconciled?(seconds: number, outcome: "settled" | "after" | "retry"): void;
 }

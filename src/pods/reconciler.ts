@@ -174,7 +174,10 @@ export class PodReconciler {
     this.#records.update(uid, this.#learned(uid, desired, observed));
     if (desired.kind !== "pod") return;
     const { pod } = desired;
-    if (observed.kind === "found") this.#forwardNotices(pod, observed.machine);
+    if (observed.kind === "found") {
+      this.#forwardNotices(pod, observed.machine);
+      this.#options.hooks?.onMachine?.(pod, observed.machine);
+    }
     const record = this.#records.of(uid);
     const now = this.#options.clock.monotonic();
     if (!hasRun(pod) && !isTerminal(pod)) record.firstLook ??= now;

@@ -512,6 +512,7 @@ describe("identity.mode serviceAccount", () => {
       "get storage.k8s.io/volumeattachments *",
       `patch storage.k8s.io/csinodes ${node}`,
       // e2e/plugins: pods with ResourceClaims, and with inline volumes of CSI drivers.
+      "patch /persistentvolumeclaims/status *",
       "get resource.k8s.io/resourceclaims *",
       "get storage.k8s.io/csidrivers *",
     ];

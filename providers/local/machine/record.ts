@@ -3,7 +3,6 @@ import {
   type ContainerState,
   containersOf,
   firstWaitingReason,
-  isOver,
   type Machine,
   type MachineSpec,
   type NamedContainer,
@@ -12,8 +11,8 @@ import {
   specIdentity,
   volumeClaims,
 } from "../../../src/provider/kit/index.ts";
-import { askedClaims, type PreparedClaims } from "../claims.ts";
-import { askedVolumes, type PublishedVolumes } from "../csi-volumes.ts";
+import type { PreparedClaims } from "../claims.ts";
+import type { PublishedVolumes } from "../csi-volumes.ts";
 import type { HeldDevices } from "../devices.ts";
 import type { PreparedImage } from "../engine.ts";
 
@@ -88,56 +87,6 @@ export interface ContainerRecord {
   /** Back-off of a start that failed before there was an instance (image, config). */
   retry?: { at: number; ms: number };
   finishedAt?: number;
-}
-
-/**
- * What is still known of a machine whose spec is lost: enough to find it, end it and tell of it. If it is not over yet,
- * it fails, for it cannot go on: no restart of it would be what was asked for.
- * @param why it is lost
- */
-export function whatIsKnown(record: MachineRecord, why: string): MachineSpec {
-  const { machine } = record;
-  if (!isOver(machine)) record.ending ??= lostEnding(why);
-  const ofKind = (kind: ContainerState["kind"]) =>
-    machine.containers.filter((container) => container.kind === kind).map(({ name, image }) => ({ name, image }));
-  return {
-    labels: machine.labels,
-    restart_policy: record.restartPolicy ?? "never",
-    containers: ofKind("main"),
-    init_containers: ofKind("init"),
-    ephemeral_containers: ofKind("ephemeral"),
-  };
-}
-
-/**
- * The record of a machine whose own is lost: it was created, so it is told of, as failed. What the engine has of it is
- * removed.
- * @param spec undefined when that is lost as well
- * @param revision of the store: no version of this machine was above it
- */
-export function recordOfLost(
-  id: string,
-  spec: MachineSpec | undefined,
-  known: { host: string; now: number; revision: number; why: string },
-): MachineRecord {
-  const record = newRecord(id, spec ?? { labels: {}, restart_policy: "never", containers: [] }, known.host, known.now);
-  const { machine } = record;
-  Object.assign(machine, { version: known.revision, revision: known.revision, state: "stopping" });
-  // Any of them may be ready; to take back one that is not changes nothing.
-  const prepared = askedClaims(spec ?? {});
-  const published = askedVolumes(id, spec ?? { labels: {} });
-  return {
-    ...record,
-    sandbox: "opening",
-    ending: lostEnding(known.why),
-    devices: "lost",
-    ...(Object.keys(prepared).length > 0 && { prepared }),
-    ...(Object.keys(published).length > 0 && { published }),
-  };
-}
-
-function lostEnding(message: string): Ending {
-  return { deadline: 0, force: true, state: "failed", reason: MACHINE_LOST, message };
 }
 
 export function newContainerRecord(kind: ContainerState["kind"]): ContainerRecord {

@@ -9,7 +9,16 @@ export const DATA = "vol_data.json";
 /** What of it is text; empty for what is not there, or torn: then its driver was not asked yet. */
 export function readData(folder: string): Readonly<Record<string, string | undefined>> {
   try {
-    const data: unknown = JSON.parse(readFileSync(join(folder, DATA), "utf8"));
+    return textsOf(readFileSync(join(folder, DATA), "utf8"));
+  } catch {
+    return {};
+  }
+}
+
+/** The fields of an object in JSON that are text; none of what is something else. */
+export function textsOf(json: string): Record<string, string> {
+  try {
+    const data: unknown = JSON.parse(json);
     const entries = typeof data === "object" && data !== null ? Object.entries(data as Record<string, unknown>) : [];
     return Object.fromEntries(entries.filter((entry): entry is [string, string] => typeof entry[1] === "string"));
   } catch {

@@ -15,7 +15,7 @@
  */
 import { createHash } from "node:crypto";
 import { existsSync, lstatSync } from "node:fs";
-import { dirname, join } from "node:path";
+import { basename, dirname, join } from "node:path";
 import { Code, ConnectError } from "@connectrpc/connect";
 import { type Clock, type Logger, toError, unlessAborted } from "../../../src/provider/kit/index.ts";
 import { NodeServiceCapability_RPC_Type as Rpc } from "../../../src/csi/api.gen.js";
@@ -31,7 +31,7 @@ import {
 } from "../csi-volumes.ts";
 import { makeFolder, writeJson } from "../host/files.ts";
 import { ownTree } from "../volumes/ownership.ts";
-import { assertMounted, clearTarget, DATA, foldersIn, readData } from "./csi-folders.ts";
+import { assertMounted, clearTarget, DATA, foldersIn, readData, removeEmpty, textsOf } from "./csi-folders.ts";
 import type { CsiPlugin } from "./csi-plugin.ts";
 import { driversGroup, expandRequest, publishRequest, stageRequest } from "./csi-requests.ts";
 import { CsiStaging, keyOf, type VolumeKey } from "./csi-staging.ts";
@@ -60,6 +60,8 @@ const MIN_SECRET_CHARS = 8;
 interface VolumeData {
   driver: string;
   volumeId: string;
+  machine: string;
+  labels: Readonly<Record<string, string>>;
   /** Of one that outlives machines. */
   key?: VolumeKey;
 }
@@ -147,8 +149,9 @@ export class CsiPublisher implements CsiSource {
     const volumeId = volumeIdOf(at);
     const { security } = holder.spec;
     const wish = { volume, security, can: await plugin.capabilities(signal) };
+    // Before it is staged: by this a machine is known of which all else is lost.
+    this.#writeDown(holder, volume, at);
     const place = { volumeId, targetPath: target, stagingTargetPath: await this.#stage(plugin, wish, at) };
-    this.#writeDown(holder.id, volume, at);
     // Who writes meanwhile could put a link to a file of this host in a file's place.
     const isShared = this.#sharers(holder.id, at).some((each) => existsSync(this.#target(each)));
     await plugin.publish(publishRequest(wish, place), signal);
@@ -197,12 +200,13 @@ export class CsiPublisher implements CsiSource {
     holder.showSize({ driver: wish.volume.driver, volume: persistent.volume }, persistent.size_bytes);
   }
 
-  #writeDown(machine: string, { name, driver, persistent }: CsiVolume, at: PublishedVolume): void {
+  #writeDown({ id, spec }: CsiHolder, { name, driver, persistent }: CsiVolume, at: PublishedVolume): void {
     const folder = dirname(this.#target(at));
     makeFolder(folder, 0o750);
     const data = {
       ...{ driverName: driver, volumeHandle: volumeIdOf(at), specVolID: persistent?.pv ?? name },
-      ...{ volumeLifecycleMode: persistent === undefined ? "Ephemeral" : "Persistent", vmletMachine: machine },
+      ...{ volumeLifecycleMode: persistent === undefined ? "Ephemeral" : "Persistent", vmletMachine: id },
+      vmletLabels: JSON.stringify(spec.labels),
     };
     writeJson(join(folder, DATA), data, { flush: true });
   }
@@ -215,6 +219,7 @@ export class CsiPublisher implements CsiSource {
         await this.#unpublishOne(at.driver, this.#target(at), volumeIdOf(at));
         step = "UnmountDevice failed";
         await this.#unstageUnused(holder.id, at);
+        clearTarget(this.#target(at));
         // In the same turn: who comes next sees that this one has it no more.
         const { [name]: _gone, ...left } = holder.published ?? {};
         holder.keep(Object.keys(left).length > 0 ? left : undefined);
@@ -239,10 +244,11 @@ export class CsiPublisher implements CsiSource {
     holder.keep(left.length > 0 ? Object.fromEntries(left) : undefined);
   }
 
+  /** What is written down of it stays until it is unstaged. @throws what the driver, or the system, says */
   async #unpublishOne(driver: string, target: string, volumeId: string): Promise<void> {
     if (lstatSync(dirname(target), { throwIfNoEntry: false }) === undefined) return;
     await this.#options.drivers.plugin(driver).unpublish({ volumeId, targetPath: target }, this.#closing.signal);
-    clearTarget(target);
+    removeEmpty(target);
   }
 
   async #unstageUnused(id: string, at: PublishedVolume): Promise<void> {
@@ -267,6 +273,20 @@ export class CsiPublisher implements CsiSource {
   #sharers(id: string, { driver, volume }: Pick<PublishedVolume, "driver" | "volume">): PublishedVolume[] {
     if (volume === undefined) return [];
     return this.#others(id).filter((each) => each.driver === driver && each.volume === volume);
+  }
+
+  /**
+   * What is written down beside the volumes of a machine of which all else is lost. Undefined: none of it has been
+   * asked for.
+   */
+  lastKnown(machine: string): { labels: Readonly<Record<string, string>>; published: PublishedVolumes } | undefined {
+    const own = this.#mounts().filter(({ data }) => data.machine === machine);
+    if (own[0] === undefined) return undefined;
+    const published = own.map(({ path, data: { driver, key } }) => [
+      basename(dirname(path)),
+      { driver, path, ...(key !== undefined && { volume: key.volume }) },
+    ]);
+    return { labels: own[0].data.labels, published: Object.fromEntries(published) as PublishedVolumes };
   }
 
   // --- for nobody ---
@@ -307,6 +327,7 @@ export class CsiPublisher implements CsiSource {
       const data = dataOf(join(root, dirname(path)));
       if (data === undefined || this.#others("").some((each) => each.path === path)) return;
       await this.#unpublishOne(data.driver, join(root, path), data.volumeId);
+      clearTarget(join(root, path));
     });
   }
 
@@ -402,8 +423,10 @@ function withoutSecrets(text: string, { secrets, secret_attributes, persistent }
 
 /** Undefined for what is not ours. */
 function dataOf(folder: string): VolumeData | undefined {
-  const { driverName: driver, volumeHandle: volumeId, vmletMachine, volumeLifecycleMode } = readData(folder);
-  if (driver === undefined || volumeId === undefined || vmletMachine === undefined) return undefined;
-  const isPersistent = volumeLifecycleMode === "Persistent";
-  return { driver, volumeId, ...(isPersistent && { key: { driver, volume: volumeId } }) };
+  const { driverName: driver, volumeHandle: volumeId, vmletMachine: machine, ...more } = readData(folder);
+  if (driver === undefined || volumeId === undefined || machine === undefined) return undefined;
+  const isPersistent = more["volumeLifecycleMode"] === "Persistent";
+  // An earlier version has written none.
+  const labels = textsOf(more["vmletLabels"] ?? "");
+  return { driver, volumeId, machine, labels, ...(isPersistent && { key: { driver, volume: volumeId } }) };
 }

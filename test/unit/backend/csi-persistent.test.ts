@@ -1,5 +1,5 @@
 /** Volumes of CSI drivers that outlive machines: staged once for a host, mounted for each machine, and undone in the end. */
-import { existsSync, readdirSync, readFileSync, rmSync } from "node:fs";
+import { existsSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { createHash } from "node:crypto";
 import { dirname, join } from "node:path";
 import { Code, ConnectError } from "@connectrpc/connect";
@@ -12,13 +12,14 @@ import {
 } from "../../../src/csi/api.gen.js";
 import { specIdentity } from "../../../src/provider/fingerprint.ts";
 import type { MachineSpec, Volume } from "../../../src/provider/machine.ts";
-import { LABEL_UID } from "../../../src/provider/owner.ts";
+import { LABEL_NODE, LABEL_UID } from "../../../src/provider/owner.ts";
 import { DRIVER, type FakeDriver, worldWith } from "./fake-csi.ts";
 import type { World } from "./world.ts";
 
 type CsiVolume = Extract<Volume, { type: "csi" }>;
 type Persistent = NonNullable<CsiVolume["persistent"]>;
 
+const { signal } = new AbortController();
 const STAGES = new Set([Rpc.STAGE_UNSTAGE_VOLUME]);
 const HASH = createHash("sha256").update("disk-1").digest("hex");
 const STAGING = `plugins/kubernetes.io/csi/${DRIVER}/${HASH}/globalmount`;
@@ -255,6 +256,31 @@ describe("a machine with a volume of a CSI driver that outlives it", () => {
     expect(driver.asked.slice(-2)).toEqual(["unpublish pv-1", "unstage disk-1"]);
     expect(existsSync(dirname(join(root(), STAGING)))).toBe(false);
   });
+
+  test.each(["staging", "publishing", "unstaging"] as const)(
+    "of which all else is lost while the driver is %s tells of it to its node until it is unstaged",
+    async (step) => {
+      const labels = { [LABEL_UID]: "u1", [LABEL_NODE]: "burst-0" };
+      driver[step] = new Promise(() => {});
+      await world.create(mounting("u1", [disk()], { labels }));
+      if (step === "unstaging") await world.stop(0);
+      driver[step] = Promise.resolve();
+      await world.restart(() => {
+        world.loseSpec();
+        writeFileSync(join(world.stateDir, "machines/m1/state.json"), "torn");
+        rmSync(join(world.stateDir, "machines/m1/state.next.json"), { force: true });
+      });
+      const { items } = await world.provider.getPods({ labels: { [LABEL_NODE]: "burst-0" }, signal });
+      expect(items.map(({ id, csi_volumes }) => [id, csi_volumes])).toEqual([
+        ["m1", [{ driver: DRIVER, volume: "disk-1" }]],
+      ]);
+      await register();
+      await world.advance(31_000);
+      expect(driver.asked.slice(-2)).toEqual(["unpublish pv-1", "unstage disk-1"]);
+      expect(await world.machine()).toMatchObject({ state: "failed", reason: "MachineLost" });
+      expect(await told()).toBeUndefined();
+    },
+  );
 
   test("has its file system grown before it has it, and tells of the size", async () => {
     driver.can = new Set([...STAGES, Rpc.EXPAND_VOLUME]);
