@@ -21,8 +21,8 @@ import {
 } from "./world.ts";
 
 export const CSI_SOCKET = join(KUBELET, "plugins_registry/csi-reg.sock");
-const DRIVER = "csi.example.com";
-const STORAGE = "/apis/storage.k8s.io/v1";
+export const DRIVER = "csi.example.com";
+export const STORAGE = "/apis/storage.k8s.io/v1";
 
 /** In order; each builds on those before it. */
 export const csiSteps: Steps<World> = {
@@ -106,14 +106,14 @@ const csiDriver: Json = {
   kind: "CSIDriver",
   metadata: { name: DRIVER },
   spec: {
-    attachRequired: false,
+    attachRequired: true,
     podInfoOnMount: true,
-    volumeLifecycleModes: ["Ephemeral"],
+    volumeLifecycleModes: ["Ephemeral", "Persistent"],
     tokenRequests: [{ audience: "vault", expirationSeconds: 600 }],
   },
 };
 
-async function registered({ environment }: World): Promise<void> {
+export async function registered({ environment }: World): Promise<void> {
   await waitFor({ what: "the driver in the CSINode", timeoutMs: READY_MS }, async () => {
     const { spec } = await environment.cluster.admin.get(`${STORAGE}/csinodes/${node}`);
     const entry = (spec.drivers as Json[]).find(({ name }) => name === DRIVER);
@@ -123,7 +123,7 @@ async function registered({ environment }: World): Promise<void> {
 }
 
 /** Nothing is mounted for any pod. */
-async function isClear({ environment }: World): Promise<void> {
+export async function isClear({ environment }: World): Promise<void> {
   await waitFor({ what: "all volumes to be taken back", timeoutMs: READY_MS }, async () => {
     const left = await mountsBelow(join(KUBELET, "pods"));
     must(left.length === 0, left);

@@ -16,11 +16,16 @@ import { createKubectl, type Kubectl } from "../harness/kubectl.ts";
 import { runSteps, type Steps } from "../harness/steps.ts";
 import { CDI, claimSteps, DRIVER } from "./claims.ts";
 import { CSI_SOCKET, csiSteps } from "./csi.ts";
+import { diskSteps } from "./csi-disks.ts";
 import { deviceSteps } from "./devices.ts";
 import { KUBELET, node, type World } from "./world.ts";
 
-const groups: Record<string, Steps<World>> = { devices: deviceSteps, claims: claimSteps, csi: csiSteps };
-const all: Steps<World> = { ...deviceSteps, ...claimSteps, ...csiSteps };
+const groups: Record<string, Steps<World>> = {
+  devices: deviceSteps,
+  claims: claimSteps,
+  csi: { ...csiSteps, ...diskSteps },
+};
+const all: Steps<World> = { ...deviceSteps, ...claimSteps, ...csiSteps, ...diskSteps };
 const [, , group = ""] = process.argv;
 /** What is built; the CSI driver needs nothing. */
 const programs = group === "csi" ? [] : [buildSampleDevicePlugin, buildDraTestDriver];
