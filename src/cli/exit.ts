@@ -32,6 +32,9 @@ export function portNumber(text: string): number {
   return port;
 }
 
+/** Whether `endWithoutReader` has found that output comes to nothing. */
+let isReaderGone = false;
+
 /** npm passes on to its child what the terminal has told the child already: one Ctrl-C comes as two signals. */
 const ONE_CTRL_C_MS = 500;
 
@@ -46,7 +49,8 @@ export function signalToStop(): AbortSignal {
     process.on(name, () => {
       if (controller.signal.aborted && systemClock.monotonic() - firstAt > ONE_CTRL_C_MS) process.exit(130);
       firstAt ||= systemClock.monotonic();
-      controller.abort(new Error(`stopped by ${name}`));
+      // Nobody has sent one when it is this process that ends because nobody reads.
+      controller.abort(new Error(isReaderGone ? "nobody reads its output any more" : `stopped by ${name}`));
     });
   }
   return controller.signal;
@@ -57,13 +61,13 @@ const READER_IS_GONE = 141;
 
 /**
  * Ends the process when its output comes to nothing, because nobody reads it any more or there is no room for it: at
- * once, or as SIGTERM does where that cleans up.
+ * once, or as SIGTERM does where that cleans up. Standard error counts as well: behind `2>&1 | head` both have the
+ * same reader.
  */
 export function endWithoutReader(): void {
-  let isGone = false;
-  process.stdout.on("error", (thrown: NodeJS.ErrnoException) => {
-    if (isGone) return;
-    isGone = true;
+  const end = (thrown: NodeJS.ErrnoException) => {
+    if (isReaderGone) return;
+    isReaderGone = true;
     const status = thrown.code === "EPIPE" ? READER_IS_GONE : 1;
     // A reader that has gone needs no word; of a full disk nobody knows yet.
     if (status === 1) console.error(`vmlet: its output cannot be written: ${thrown.message}`);
@@ -73,7 +77,9 @@ export function endWithoutReader(): void {
     });
     if (process.listenerCount("SIGTERM") === 0) process.exit(status);
     process.emit("SIGTERM", "SIGTERM");
-  });
+  };
+  process.stdout.on("error", end);
+  process.stderr.on("error", end);
 }
 
 /** Aborts on SIGPWR, by which an init without systemd says that the host goes down. */

@@ -47,12 +47,18 @@ test("a list that nobody reads ends as by SIGPIPE, and says nothing", async () =
 test("checks whose results are read no more end as by SIGPIPE, without a stack", async () => {
   const { status, read, errors } = await piped(["conformance", url], "head -n 1");
   expect(read).toMatch(/^(ok {2}|skip) {2}\S+/);
-  expect(errors).not.toMatch(/^ {4}at |EPIPE/m);
+  expect(errors).not.toMatch(/^ {4}at |EPIPE|SIGTERM/m);
   expect(status).toBe(BY_SIGPIPE);
 });
 
 test("checks whose results are read no more leave no machine behind", async () => {
   await piped(["conformance", url], "head -n 1");
+  expect(memory.machines.filter(({ state }) => state !== "deleted" && state !== "deleting")).toEqual([]);
+});
+
+test("checks that are traced leave no machine behind when both outputs lose their reader", async () => {
+  const { status, errors } = await piped(["conformance", url, "--trace"], "head -n 3", "&1 2>&1");
+  expect({ status, errors }).toEqual({ status: BY_SIGPIPE, errors: "" });
   expect(memory.machines.filter(({ state }) => state !== "deleted" && state !== "deleting")).toEqual([]);
 });
 
