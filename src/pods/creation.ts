@@ -18,6 +18,7 @@ import { hasRun } from "./status/facts.ts";
 import type { Verdict } from "./status/input.ts";
 import type { StepContext } from "./step-context.ts";
 import { doubledMs } from "../util/doubled.ts";
+import { toError } from "../util/errors.ts";
 
 type Waiting = Extract<Rendered, { kind: "wait" }>;
 interface Refusal {
@@ -135,7 +136,13 @@ export class MachineCreation {
     } catch (thrown) {
       // That the agent is being stopped is not a failure of the backend.
       signal.throwIfAborted();
-      if (!(thrown instanceof ProviderError)) throw thrown;
+      if (!(thrown instanceof ProviderError)) {
+        // A mistake of the provider's own. Its words are for its author: who reads the pod's events may not read them.
+        const { name } = toError(thrown);
+        const message = `The backend could not create a machine yet: its provider failed with ${name}; the agent's log has the reason`;
+        event(pod, { type: "Warning", reason: "FailedCreate", message });
+        throw thrown;
+      }
       hooks?.onCreate?.({ ok: false, code: thrown.code });
       if (thrown.unknownMachine !== undefined) throw thrown;
       return await this.#failed(uid, pod, thrown, { before, spec: rendered.spec }, signal);

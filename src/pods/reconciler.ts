@@ -336,6 +336,7 @@ export class PodReconciler {
     if (verdict === LOST || verdict.reason === OUT_OF_TIME) this.#creation.lost(pod);
     if (verdict !== LOST) return;
     this.#options.event(pod, { type: "Warning", reason: LOST.reason, message: LOST.message });
+    this.#options.logger.warn(aboutPod(pod), LOST.message);
     this.#options.hooks?.onLost?.();
   }
 

@@ -172,6 +172,20 @@ describe("a pod whose backend takes its machine away soon", () => {
   });
 });
 
+describe("a pod whose provider fails by a mistake of its own", () => {
+  test("is told that it does, and not in whose words: they are for its author", async () => {
+    const world = worldOf();
+    world.provider.createPod = () => Promise.reject(new TypeError("no route to cloud?key=secret"));
+    await world.settle();
+    expect(world.pod.status?.phase).toBe("Pending");
+    expect(new Set(world.said("FailedCreate"))).toEqual(
+      new Set([
+        "The backend could not create a machine yet: its provider failed with TypeError; the agent's log has the reason",
+      ]),
+    );
+  });
+});
+
 describe("a pod whose backend does not give it what it asks for", () => {
   const refuseOnce = async (world: World) => {
     await world.settle();

@@ -348,6 +348,15 @@ describe("an API server that drops a field of the status", () => {
 });
 
 describe("a pod whose machine is gone", () => {
+  test("fails, and the log says so too: who runs the agent may never look at the pod", async () => {
+    const world = new World(basePod());
+    await world.settle();
+    world.loseMachine();
+    await world.pass(20_000);
+    expect(world.pod.status).toMatchObject({ phase: "Failed", reason: "MachineLost" });
+    expect(world.warnings).toEqual(["The machine that ran this pod is gone from the backend"]);
+  });
+
   test("is not probed any more", async () => {
     const world = new World(basePod());
     await world.settle();

@@ -57,6 +57,8 @@ export class World {
   isDeleted = false;
   pod: Pod;
   readonly losses: LossBrake;
+  /** Lines of the log. */
+  readonly warnings: string[] = [];
   /** Of the node's machines. */
   sights = { seen: 9, unseen: 1 };
   readonly #reconciler: PodReconciler;
@@ -123,7 +125,7 @@ export class World {
       readiness: { apply: (_pod, machine) => machine, release: (uid) => void this.released.push(uid) },
       hooks,
       clock: this.clock,
-      logger: silentLogger,
+      logger: { ...silentLogger, warn: (_fields: object, text: string) => void this.warnings.push(text) },
     });
   }
 
