@@ -19,9 +19,11 @@ import {
 } from "../provider/kit/index.ts";
 import type { Check } from "../provider/kit/check.ts";
 import { ConfigError } from "../config/load.ts";
+import { CAPABILITIES } from "../provider/capabilities.ts";
 import type { PodConformanceOptions } from "./pod-kit/run.ts";
 import { silentLogger } from "../telemetry/logger.ts";
 import { toError } from "../util/errors.ts";
+import { didYouMean } from "../util/nearest.ts";
 import { signalToStop } from "./exit.ts";
 import { Progress } from "./progress.ts";
 import { explained } from "./explained-provider.ts";
@@ -267,14 +269,16 @@ async function onPods(
   return await runPodConformance({ ...options, provider, backend });
 }
 
-const WORDS = { passed: "ok  ", failed: "FAIL", skipped: "skip" } as const;
+const WORDS = { passed: "ok  ", failed: "FAIL" } as const;
 
 function printResult(result: CheckResult): void {
-  print(linesOf(result).join("\n      "));
+  const lines = linesOf(result);
+  if (lines.length > 0) print(lines.join("\n      "));
 }
 
 /**
- * What is told of one check. Why a call fails is told once, however many checks need it.
+ * What is told of one check. Why a call fails is told once, however many checks need it; one that is left out is told
+ * at the end, with all others that are for the same reason, or a failure could not be found between them.
  * @internal
  */
 export function linesOf({
@@ -287,6 +291,7 @@ export function linesOf({
   sameAs,
   durationMs,
 }: CheckResult): string[] {
+  if (outcome === "skipped") return [];
   const head = `${WORDS[outcome]}  ${name}${outcome === "passed" ? ` (${durationMs} ms)` : ""}`;
   if (sameAs !== undefined) return [head, `for the same reason as ${sameAs}`];
   return [
@@ -312,18 +317,32 @@ async function runCommand(command: string, words: NodeJS.ProcessEnv = {}): Promi
  */
 export function closingLines(report: ConformanceReport): string[] {
   const { provider, version, passed, failed, skipped, unknownCapabilities, uncheckedCapabilities, results } = report;
+  const failures = results.filter(({ outcome }) => outcome === "failed");
   const repeated = results.filter(({ sameAs }) => sameAs !== undefined).length;
   const ofRestarts = results.filter(({ name }) => name.startsWith("backend-restart/"));
   const withoutRestart = ofRestarts.length > 0 && ofRestarts.every(({ outcome }) => outcome === "skipped");
   return [
+    ...leftOut(results),
+    ...(failures.length > 0 ? [`failed: ${failures.map(({ name }) => name).join(", ")}`] : []),
     ...(repeated > 0 ? [`${repeated} of the failures have a reason that was told before`] : []),
     ...(withoutRestart ? ["not checked: what survives a restart of the backend (--restart-command)"] : []),
-    ...(unknownCapabilities.length > 0
-      ? [`declared, but no capability of that name is known: ${unknownCapabilities.join(", ")}`]
-      : []),
+    ...unknownCapabilities.map(
+      (name) =>
+        `declared, but no capability of that name is known: ${name}${didYouMean(name, Object.keys(CAPABILITIES))}`,
+    ),
     ...(uncheckedCapabilities.length > 0 ? [`declared, not checked: ${uncheckedCapabilities.join(", ")}`] : []),
     `${provider} ${version}: ${passed} passed, ${failed} failed, ${skipped} skipped`,
   ];
+}
+
+/** One line for each reason. */
+function leftOut(results: readonly CheckResult[]): string[] {
+  const byReason = new Map<string, string[]>();
+  for (const { name, outcome, message = "" } of results)
+    if (outcome === "skipped") byReason.set(message, [...(byReason.get(message) ?? []), name]);
+  return [...byReason].map(
+    ([reason, names]) => `skip  ${names.length === 1 ? names[0] : `${names.length} checks`}: ${reason}`,
+  );
 }
 
 function print(text: string): void {

@@ -70,6 +70,8 @@ export function checkedId(id: string | undefined, schema: "MachineId" | "Name", 
   return id!;
 }
 
-export function lacks(capability: string): ProviderError {
-  return new ProviderError("unsupported", `this backend lacks the capability ${capability}`);
+/** @param method of a provider that may be declaring what it has no method for */
+export function lacks(capability: string, method?: keyof Provider): ProviderError {
+  const why = method === undefined ? "" : `: its provider has no ${method}`;
+  return new ProviderError("unsupported", `this backend lacks the capability ${capability}${why}`);
 }

@@ -105,12 +105,12 @@ export class StreamRoutes {
     let streams: ProcessStreams;
     if (isExec) {
       const command = query.all("command");
-      if (provider.exec === undefined) throw lacks("exec");
+      if (provider.exec === undefined) throw lacks("exec", "exec");
       if (command.length === 0) throw new ProviderError("invalid", "command is required", { field: "command" });
       requireProtocol(upgrade.request);
       streams = await provider.exec(id, container, command, options);
     } else {
-      if (provider.attach === undefined) throw lacks("attach");
+      if (provider.attach === undefined) throw lacks("attach", "attach");
       requireProtocol(upgrade.request);
       streams = await provider.attach(id, container, options);
     }
@@ -130,7 +130,7 @@ export class StreamRoutes {
     if (!/^\d{1,5}$/.test(params["port"] ?? "") || port < 1 || port > 65_535) {
       throw new ProviderError("invalid", "port must be a number from 1 to 65535", { field: "port" });
     }
-    if (provider.portForward === undefined) throw lacks("port_forward");
+    if (provider.portForward === undefined) throw lacks("port_forward", "portForward");
     const stream = await provider.portForward(id, port, { signal: upgrade.signal });
     this.#accept(
       upgrade,

@@ -44,6 +44,13 @@ function documentPath(): URL {
 const UTC_TIME = /^\d{4}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])T([01]\d|2[0-3]):[0-5]\d:([0-5]\d|60)(\.\d{1,9})?Z$/;
 const BASE64_CHARACTERS = /^[A-Za-z0-9+/]*={0,2}$/;
 
+/** What a text of each format is, for those who have sent another. */
+const FORMATS: Readonly<Record<string, string>> = {
+  "utc-time": "must be a time in UTC such as 2026-10-06T00:17:09.669Z",
+  base64: "must be base64",
+  "unicast-ip": "must be an IP address that one host can have",
+};
+
 /** One expression for all of it would overflow the stack on files of some megabytes. */
 const isBase64 = (text: string): boolean => text.length % 4 === 0 && BASE64_CHARACTERS.test(text);
 
@@ -143,7 +150,10 @@ function describe(error: ErrorObject | undefined): Violation {
       message: `must be one of ${(error.params["allowedValues"] as unknown[]).join(", ")}`,
     };
   }
-  return { field: path.join("."), message: error.message ?? "is not valid" };
+  if (error.keyword === "const")
+    return { field: path.join("."), message: `must be ${JSON.stringify(error.params["allowedValue"])}` };
+  const said = error.keyword === "format" ? FORMATS[String(error.params["format"])] : error.message;
+  return { field: path.join("."), message: said ?? error.message ?? "is not valid" };
 }
 
 function decodePointer(segment: string): string {

@@ -4,7 +4,13 @@ import { closingLines, linesOf, listOfChecks } from "../../../src/cli/conformanc
 import { explained } from "../../../src/cli/explained-provider.ts";
 import { toJunit } from "../../../src/cli/junit.ts";
 import { MemoryProvider } from "../../../providers/memory/index.ts";
-import { CHECKS, describeExchange, ExchangeLog, runConformance } from "../../../src/provider/kit/index.ts";
+import {
+  CHECKS,
+  describeExchange,
+  ExchangeLog,
+  runConformance,
+  type CheckResult,
+} from "../../../src/provider/kit/index.ts";
 import { ProviderError } from "../../../src/provider/errors.ts";
 import { systemClock } from "../../../src/util/clock.ts";
 
@@ -120,6 +126,30 @@ test("restarts count as checked when one check of them ran", () => {
     }).join("\n");
   expect(closing("skipped", "skipped")).toContain("not checked: what survives a restart of the backend");
   expect(closing("passed", "skipped")).not.toContain("not checked");
+});
+
+const skipped = (name: string, message: string) => ({ name, outcome: "skipped", message, durationMs: 0 }) as const;
+const reportOf = (results: CheckResult[]) => ({
+  ...{ provider: "mine", version: "1", capabilities: [], unknownCapabilities: [], uncheckedCapabilities: [], results },
+  ...{ passed: 0, failed: 0, skipped: 0 },
+});
+
+test("checks that were left out are told at the end, once for each reason", () => {
+  const results = [
+    skipped("exec/exit-codes", "needs exec"),
+    skipped("exec/resize", "needs exec"),
+    skipped("http/missing-capabilities-are-501", "the backend has all gated routes"),
+  ];
+  expect(results.flatMap(linesOf)).toEqual([]);
+  expect(closingLines(reportOf(results)).slice(0, -1)).toEqual([
+    "skip  2 checks: needs exec",
+    "skip  http/missing-capabilities-are-501: the backend has all gated routes",
+  ]);
+});
+
+test("the checks that failed are named once more at the end, where they are looked for", () => {
+  const failed = (name: string) => ({ name, outcome: "failed", message: "Expected.", durationMs: 0 }) as const;
+  expect(closingLines(reportOf([failed("a/b"), failed("c/d")]))).toContain("failed: a/b, c/d");
 });
 
 test("there are at least 160 checks", () => {

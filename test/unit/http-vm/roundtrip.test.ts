@@ -84,6 +84,14 @@ describe.each([
     await expect(client.getPod("absent", { signal })).rejects.toMatchObject({ code: "not_found" });
   });
 
+  test("exec that a provider declares, and has no method for, is refused by that method's name", async () => {
+    const { client, memory } = await setup({ unix });
+    Object.assign(memory, { exec: undefined });
+    await expect(client.exec("m", "c", ["true"], streams())).rejects.toThrow(
+      "this backend lacks the capability exec: its provider has no exec",
+    );
+  });
+
   test("exec carries its streams and the exit code", async () => {
     const { client } = await setup({ unix });
     await client.createPod("m", spec(), { signal });

@@ -38,7 +38,7 @@ test("a run names the capabilities that are declared and not checked, and those 
   provider.getInfo = async (options) => ({ ...(await getInfo(options)), unknownCapabilities: ["evnts"] });
   const report = await runConformance(provider, { only: ["info/"] });
   expect(closingLines(report)).toEqual([
-    "declared, but no capability of that name is known: evnts",
+    "declared, but no capability of that name is known: evnts; did you mean events?",
     "declared, not checked: hosts",
     "memory 1: 1 passed, 0 failed, 0 skipped",
   ]);

@@ -37,13 +37,13 @@ export async function getInfo(
 
 export async function getCapacity({ provider }: RouteContext, { response, query, signal }: Exchange): Promise<void> {
   new Query(query, []);
-  if (provider.getCapacity === undefined) throw lacks("capacity");
+  if (provider.getCapacity === undefined) throw lacks("capacity", "getCapacity");
   sendJson(response, 200, JSON.stringify(await provider.getCapacity({ signal })));
 }
 
 export async function getStats({ provider }: RouteContext, { response, query, signal }: Exchange): Promise<void> {
   const asked = new Query(query, ["label"]);
-  if (provider.getStats === undefined) throw lacks("stats");
+  if (provider.getStats === undefined) throw lacks("stats", "getStats");
   const items = await provider.getStats({ signal, labels: asked.labels() });
   sendJson(response, 200, statsJson(items));
 }

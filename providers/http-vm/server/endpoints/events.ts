@@ -27,7 +27,7 @@ const POLL_EVENTS = 500;
 export async function getEvents(context: RouteContext, exchange: Exchange): Promise<void> {
   const { provider } = context;
   const asked = new Query(exchange.query, ["since", "timeout", "label"]);
-  if (provider.watchPods === undefined) throw lacks("events");
+  if (provider.watchPods === undefined) throw lacks("events", "watchPods");
   const since = asked.count("since");
   if (since === undefined) throw new ProviderError("invalid", "since is required", { field: "since" });
   const labels = asked.labels();

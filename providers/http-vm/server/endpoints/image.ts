@@ -8,7 +8,7 @@ const imageId = ({ params }: Exchange): string => checkedId(params["id"], "Machi
 
 /** @throws ProviderError unsupported */
 async function imagesOf({ provider }: RouteContext, { signal }: Exchange): Promise<ImageProvider> {
-  if (provider.images === undefined) throw lacks("images.prewarm");
+  if (provider.images === undefined) throw lacks("images.prewarm", "images");
   const { capabilities } = await provider.getInfo({ signal });
   if (!capabilities.includes("images.prewarm")) throw lacks("images.prewarm");
   return provider.images;

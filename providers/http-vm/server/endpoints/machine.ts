@@ -32,7 +32,7 @@ export async function putMachine({ provider, limits }: RouteContext, exchange: E
 export async function patchMachine({ provider, limits }: RouteContext, exchange: Exchange): Promise<void> {
   new Query(exchange.query, []);
   const id = machineId(exchange);
-  if (provider.updatePod === undefined) throw lacks("patch_files");
+  if (provider.updatePod === undefined) throw lacks("patch_files", "updatePod");
   const patch = await readJson(exchange.request, "MachinePatch", limits.bodyBytes);
   const { capabilities } = await provider.getInfo({ signal: exchange.workSignal });
   assertCapable(patchCapabilities(patch), capabilities);

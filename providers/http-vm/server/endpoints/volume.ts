@@ -10,7 +10,7 @@ const reservationName = ({ params }: Exchange): string => checkedId(params["rese
 
 /** @throws ProviderError unsupported */
 async function volumesOf({ provider }: RouteContext, { signal }: Exchange): Promise<VolumeProvider> {
-  if (provider.volumes === undefined) throw lacks("volumes.persistent");
+  if (provider.volumes === undefined) throw lacks("volumes.persistent", "volumes");
   const { capabilities } = await provider.getInfo({ signal });
   if (!capabilities.includes("volumes.persistent")) throw lacks("volumes.persistent");
   return provider.volumes;

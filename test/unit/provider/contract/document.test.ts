@@ -185,3 +185,17 @@ describe("isUnicastIp", () => {
     "010.0.0.1",
   ])("refuses %s", (ip) => expect(isUnicastIp(ip)).toBe(false));
 });
+
+describe("what is wrong is said in words", () => {
+  test.each([
+    ["Info", { api: "v2" }, "api", 'must be "v1"'],
+    ["Time", "2026-10-06T02:17:09+02:00", "", "must be a time in UTC such as 2026-10-06T00:17:09.669Z"],
+    ["FileEntry", { path: "a", mode: 420, content_b64: "?" }, "content_b64", "must be base64"],
+  ] as const)("of %s", (name, part, field, message) => {
+    const info = { name: "mine", version: "1", capabilities: [], os: "linux", architecture: "amd64" };
+    expect(violation("reply", name as SchemaName, name === "Info" ? { ...info, ...(part as object) } : part)).toEqual({
+      field,
+      message,
+    });
+  });
+});
