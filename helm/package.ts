@@ -28,6 +28,8 @@ const ASKED_FOR = [
 ];
 
 interface Manifest {
+  homepage: string;
+  version: string;
   exports: Record<string, { types: string }>;
   dependencies: Record<string, string>;
   devDependencies: Record<string, string>;
@@ -48,11 +50,36 @@ export function stage(folder: string): void {
   const manifest = JSON.parse(read(join(repository, "package.json"))) as Manifest;
   const declared = new Declarations(folder);
   for (const { types } of Object.values(manifest.exports)) declared.take(join(repository, types));
-  for (const { path } of files)
-    if (!path.startsWith("dist/") || !path.endsWith(".d.ts"))
-      cpSync(join(repository, path), join(folder, path), { recursive: true });
+  const packed = files.map(({ path }) => path);
+  for (const path of packed) {
+    if (path.startsWith("dist/") && path.endsWith(".d.ts")) continue;
+    cpSync(join(repository, path), join(folder, path), { recursive: true });
+    if (!/\.md$|^examples\/[^/]*\.ts$/.test(path)) continue;
+    const text = read(join(repository, path));
+    writeFileSync(
+      join(folder, path),
+      path.endsWith(".md") ? withLinks(text, path, packed, manifest) : byName(text, manifest),
+    );
+  }
   declared.write();
   writeFileSync(join(folder, "package.json"), `${JSON.stringify(withoutPacked(manifest), undefined, 2)}\n`);
+}
+
+/** Links to what is not in the package lead to the repository, as it was at this version. */
+function withLinks(text: string, path: string, packed: readonly string[], { homepage, version }: Manifest): string {
+  return text.replaceAll(/\]\((?!\w+:|#)([^)#\s]+)/g, (all, link: string) => {
+    const target = join(dirname(path), link).replace(/\/$/, "");
+    const isPacked = packed.some((each) => each === target || each.startsWith(`${target}/`));
+    return isPacked ? all : `](${homepage.replace(/#.*/, "")}/blob/v${version}/${target}`;
+  });
+}
+
+/** An example imports from the sources what a copy of it, elsewhere, has from the package. */
+function byName(text: string, { exports }: Manifest): string {
+  return Object.entries(exports).reduce((all, [name, { types }]) => {
+    const source = types.replace("./dist/", "../").replace(/\.d\.ts$/, ".ts");
+    return all.replace(`"${source}"`, `"${name.replace(".", "vmlet")}"`);
+  }, text);
 }
 
 /** What an installation needs of package.json. */

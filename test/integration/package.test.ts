@@ -109,6 +109,17 @@ test("has everything that its own manifest and its guest need", () => {
   );
 });
 
+test("has no link to a file that is not packed", () => {
+  const texts = files.filter((file) => file.endsWith(".md"));
+  expect(texts).toContain("providers/README.md");
+  const dead = texts.flatMap((file) =>
+    [...readFileSync(join(home, file), "utf8").matchAll(/\]\((?!\w+:|#)([^)#\s]+)/g)].flatMap(([, link]) =>
+      existsSync(join(home, dirname(file), link!)) ? [] : [`${file}: ${link}`],
+    ),
+  );
+  expect(dead).toEqual([]);
+});
+
 test("has nothing that its sources do not have", () => {
   expect(files).not.toContain("dist/src/forgotten.js");
 });
@@ -141,8 +152,7 @@ test("has declarations of all that it exports, whole and for the strictest compi
   const project = join(dir, "installed");
   // A project of its own: the one around it is called as the package is.
   writeFileSync(join(project, "package.json"), JSON.stringify({ type: "module" }));
-  const example = readFileSync(join(home, "examples/custom-provider.ts"), "utf8");
-  writeFileSync(join(project, "provider.ts"), example.replace("../src/provider/kit/index.ts", "vmlet/provider-kit"));
+  cpSync(join(home, "examples/custom-provider.ts"), join(project, "provider.ts"));
   const exported = Object.keys((json(join(home, "package.json")) as { exports: Record<string, unknown> }).exports);
   const imports = exported.map((path, i) => `import * as part${i} from "${path.replace(".", "vmlet")}";`);
   const uses = `export const all = [${exported.map((_path, i) => `part${i}`).join(", ")}];`;
