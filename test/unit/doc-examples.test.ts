@@ -68,13 +68,13 @@ const COMMANDS: Readonly<Record<string, { run: string } | { not: string }>> = {
   "examples/backends/README.md npm run -s vmlet -- conformance": { run: "test/conformance/sample-backends.test.ts" },
   "helm/vmlet/README.md kubectl create namespace vmlet": { run: "test/e2e/helm-in-cluster.ts" },
   "helm/vmlet/README.md openssl req": { run: "test/e2e/helm-in-cluster.ts" },
-  "providers/README.md npm run -s vmlet -- conformance http://localhost:8080\n": {
+  "providers/README.md npm run -s vmlet -- conformance http://localhost:8480\n": {
     run: "test/conformance/sample-backends.test.ts",
   },
-  "providers/README.md npm run -s vmlet -- conformance http://localhost:8080 --restart-command": {
+  "providers/README.md npm run -s vmlet -- conformance http://localhost:8480 --restart-command": {
     not: "systemctl, with the author's own unit; the flag is tried with the samples' backends",
   },
-  "providers/README.md npm run -s vmlet -- conformance http://localhost:8080 --pods": {
+  "providers/README.md npm run -s vmlet -- conformance http://localhost:8480 --pods": {
     run: "test/integration/cli/pod-conformance.test.ts",
   },
   "providers/README.md npm run -s vmlet -- dev --backend": { run: "test/integration/cli/dev-backend.test.ts" },
