@@ -12,7 +12,9 @@ import { spawn, type ChildProcess } from "node:child_process";
 import { constants } from "node:os";
 import {
   assertCapable,
+  backoffLimits,
   isSubset,
+  nextRestart,
   noSuchMachine,
   OutputLog,
   ProviderError,
@@ -24,6 +26,7 @@ import {
   type Machine,
   type MachineSpec,
   type Provider,
+  type RestartBackoff,
 } from "../src/provider/kit/index.ts";
 
 /** What every command finds; the specification's own go first. */
@@ -108,6 +111,7 @@ class ProcessMachine {
   /** One for each start of the process. */
   readonly #logs: OutputLog[] = [];
   #child: ChildProcess | undefined;
+  #backoff: RestartBackoff | undefined;
 
   constructor(id: string, spec?: MachineSpec, shell = "") {
     this.#spec = spec;
@@ -123,7 +127,8 @@ class ProcessMachine {
       reachability: "ok",
       sandbox_ready: spec !== undefined,
       created_at: now(),
-      addresses: [{ ip: "127.0.0.1" }],
+      // Services would send traffic there.
+      addresses: [],
       containers: (spec?.containers ?? []).map(({ name, image }) => ({ ...waiting, name, image, image_id: image })),
     };
   }
@@ -167,9 +172,19 @@ class ProcessMachine {
     }
     const waiting = { state: "waiting", reason: "CrashLoopBackOff", ready: false } as const;
     this.#change({}, { ...waiting, last: terminated, restart_count: restart_count + 1 });
-    const { initial_ms, max_ms } = this.#spec!.backoff ?? { initial_ms: 10_000, max_ms: 300_000 };
-    const delayMs = Math.min(max_ms, initial_ms * 2 ** restart_count);
-    setTimeout(() => this.seen.state === "running" && this.start(), delayMs).unref();
+    this.#startAgain(Date.now());
+  }
+
+  /** When it is time: the first restart is immediate, the next ones wait longer and longer. */
+  #startAgain(finishedAt: number): void {
+    if (this.seen.state !== "running") return;
+    const next = nextRestart({ backoff: this.#backoff, finishedAt }, backoffLimits(this.#spec!), Date.now());
+    if ("until" in next) {
+      setTimeout(() => this.#startAgain(finishedAt), next.until - Date.now()).unref();
+      return;
+    }
+    this.#backoff = next.backoff;
+    this.start();
   }
 
   /** Asks first, kills after the grace. Of several stops the one that ends first counts. */

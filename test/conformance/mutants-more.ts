@@ -220,6 +220,7 @@ export const MORE_MUTANTS: Record<string, Mutant> = {
       },
     }),
   },
+  "delete/has-time-when-no-grace-is-named": creating((spec) => ({ termination_grace_s: 1, ...spec })),
   "delete/is-seen-while-it-lasts": showingCase("deleting", ({ state }) =>
     state === "deleting" || state === "stopping" ? { state: "stopped" } : {},
   ),
@@ -347,6 +348,9 @@ export const MORE_MUTANTS: Record<string, Mutant> = {
   ),
   "restart/waits-as-told": creating((spec) =>
     spec.backoff?.initial_ms === 1500 ? { ...spec, backoff: { initial_ms: 1, max_ms: 1 } } : spec,
+  ),
+  "restart/a-long-run-begins-the-waits-anew": creating((spec) =>
+    spec.backoff?.initial_ms === 2000 ? { ...spec, backoff: { initial_ms: 2000, max_ms: 600_000 } } : spec,
   ),
   "restart/waiting-says-so": showingContainers((container) =>
     container.reason === "CrashLoopBackOff" ? { ...container, reason: "ContainerCreating" } : container,

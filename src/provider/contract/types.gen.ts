@@ -1647,7 +1647,7 @@ export interface components {
       started_at?: components["schemas"]["Time"];
       stopped_at?: components["schemas"]["Time"];
       deleted_at?: components["schemas"]["Time"];
-      /** @description One IPv4 and one IPv6 address at most, for a pod has no more: of a family, a client takes the first and ignores the others. Loopback and link-local addresses are not valid. */
+      /** @description One IPv4 and one IPv6 address at most, for a pod has no more: of a family, a client takes the first and ignores the others. Loopback and link-local addresses are not valid. They become the pod's, to which Services send traffic, so a backend without the capability `pod_ip` has none to tell: `[]`. */
       addresses: {
         /** Format: unicast-ip */
         ip: string;
@@ -2976,4 +2976,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: 5d3f1b8a4988e38c8341f5bb04c0a39ece2dc0a69f046d637c5e9226a7091a0e
+// sha256 of openapi.yaml: 7b44cf87d3c8f10804c96c70d8dbe2911a6619c40a38dd6b59d4b3562dcf7ca0

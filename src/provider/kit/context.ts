@@ -178,11 +178,15 @@ export class CheckContext {
   /** A new machine that has said `word`, so that what its script did before is done. */
   async saying(word: string, script: string, rest: Partial<MachineSpec> = {}): Promise<Machine> {
     const machine = await this.running(script, rest);
-    await this.untilTrue(`the container to print ${word}`, async () => {
-      const lines = await this.logs(machine.id);
+    await this.untilLogged(machine.id, word);
+    return machine;
+  }
+
+  untilLogged(id: string, word: string): Promise<void> {
+    return this.untilTrue(`the container to print ${word}`, async () => {
+      const lines = await this.logs(id);
       return lines.some((line) => line.content.toString().trim() === word);
     });
-    return machine;
   }
 
   /** A new machine that is over. */

@@ -3,6 +3,7 @@ import type { Check } from "../check.ts";
 import { SLOW, QUICK, FOREVER, containerOf, mainOf, summary, type CheckContext } from "../context.ts";
 
 const WAIT_MS = 1500;
+const LONGEST_MS = 2000;
 
 export const RESTART_CHECKS: readonly Check[] = [
   {
@@ -37,6 +38,27 @@ export const RESTART_CHECKS: readonly Check[] = [
         waitedMs >= WAIT_MS - 100,
         `${WAIT_MS} ms between the second instance's end and the third's start`,
         `there were ${waitedMs}`,
+      );
+    },
+  },
+  {
+    name: "restart/a-long-run-begins-the-waits-anew",
+    why: "A program that crashes once a day is in no crash loop.",
+    async run(context: CheckContext) {
+      const backoff = { initial_ms: LONGEST_MS, max_ms: LONGEST_MS };
+      const { id } = await context.create("sleep 4.5; exit 18", { restart_policy: "always", backoff });
+      await context.until(id, "its second instance", (seen) => mainOf(seen).restart_count > 0);
+      const machine = await context.until(
+        id,
+        "its third instance",
+        (seen) => mainOf(seen).restart_count >= 2 && mainOf(seen).state === "running",
+      );
+      const { started_at = "", last } = mainOf(machine);
+      const waitedMs = Date.parse(started_at) - Date.parse(last?.finished_at ?? "");
+      context.expect(
+        waitedMs < LONGEST_MS - 100,
+        `a restart at once after an instance of 4.5 s, which is more than twice max_ms (${LONGEST_MS})`,
+        `it came after ${waitedMs} ms`,
       );
     },
   },
