@@ -27,8 +27,8 @@ test.each(["README.md", "providers/README.md", "examples/README.md", "test/READM
     const text = read(file);
     const wanted = [...text.matchAll(/npm run (?:-s )?([\w:]+)/g)].map(([, script]) => script!);
     expect(wanted.filter((script) => !(script in scripts!))).toEqual([]);
-    // The package's own command is linked only where the package is installed from elsewhere.
-    expect(text).not.toContain("npx vmlet");
+    // The package's own command is linked only where the package is installed: it may be named, not shown to be typed.
+    expect(text).not.toContain("npx vmlet ");
   },
 );
 

@@ -72,16 +72,6 @@ type Step =
   | "MountVolume.MountDevice failed"
   | "MountVolume.Setup failed while expanding volume";
 
-/** A step of mounting failed. */
-class StepFailed extends Error {
-  readonly step: Step;
-
-  constructor(step: Step, cause: unknown) {
-    super(step, { cause });
-    this.step = step;
-  }
-}
-
 export class CsiPublisher implements CsiSource {
   readonly #options: CsiPublisherOptions;
   readonly #staging = new CsiStaging();
@@ -177,7 +167,7 @@ export class CsiPublisher implements CsiSource {
       });
       return path ?? "";
     } catch (thrown) {
-      throw new StepFailed("MountVolume.MountDevice failed", thrown);
+      throw notReady(wish.volume, thrown, "MountVolume.MountDevice failed");
     }
   }
 
@@ -195,7 +185,7 @@ export class CsiPublisher implements CsiSource {
     } catch (thrown) {
       // It cannot grow while it is in use: as with a kubelet, it is had as it is.
       if (thrown instanceof ConnectError && thrown.code === Code.FailedPrecondition) return;
-      throw new StepFailed("MountVolume.Setup failed while expanding volume", thrown);
+      throw notReady(wish.volume, thrown, "MountVolume.Setup failed while expanding volume");
     }
     holder.showSize({ driver: wish.volume.driver, volume: persistent.volume }, persistent.size_bytes);
   }
@@ -396,11 +386,11 @@ function volumeIdOf({ path, volume }: Pick<PublishedVolume, "path" | "volume">):
   return `csi-${createHash("sha256").update(`${pod}${name}`).digest("hex")}`;
 }
 
-function notReady(volume: CsiVolume, thrown: unknown): VolumesNotReady {
+/** @param step the one that failed, unless what was thrown says it */
+function notReady(volume: CsiVolume, thrown: unknown, step: Step = "MountVolume.SetUp failed"): VolumesNotReady {
+  if (thrown instanceof VolumesNotReady) return thrown;
   const { name, persistent } = volume;
-  const isStep = thrown instanceof StepFailed;
-  const [step, cause] = isStep ? [thrown.step, thrown.cause] : ["MountVolume.SetUp failed", thrown];
-  const words = withoutSecrets(wordsOf(cause), volume);
+  const words = withoutSecrets(wordsOf(thrown), volume);
   return new VolumesNotReady(`${step} for volume "${persistent?.pv ?? name}" : ${words}`.slice(0, MAX_MESSAGE_CHARS));
 }
 

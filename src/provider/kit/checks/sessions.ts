@@ -125,7 +125,7 @@ const EXEC_RULES: readonly Omit<Check, "needs">[] = [
       // A kill takes its time; after that nothing may beat any more.
       await context.untilTrue("a command whose client closed to end", async () => {
         const before = await beat();
-        await context.clock.sleep(2200, context.signal);
+        await context.clock.sleep(4200, context.signal);
         return (await beat()) === before;
       });
       await printed(context, id, `rm -f ${file}`);
