@@ -334,7 +334,7 @@ for (const subject of subjects) {
         expect({ ...now, kept: {} }).toEqual({ ...before, kept: {} });
         // What nobody needs any more containerd removes when it comes to it.
         const grown = Object.entries(now.kept).filter(([folder, count]) => count > (before.kept[folder] ?? 0));
-        expect(grown).toEqual([]);
+        expect(grown, `more in ${grown.map(([folder]) => folder).join(", ")}`).toEqual([]);
       });
       // A look at rules or processes that goes on just now has some of its own.
       const end = await bench.until(() => {

@@ -259,16 +259,16 @@ export const PROCESS_CHECKS: readonly Check[] = [
     name: "delete/has-time-when-no-grace-is-named",
     why: "A database that is killed in the middle of its last writes has to mend its files.",
     async run(context: CheckContext) {
-      const script = "trap 'sleep 4; exit 6' TERM; echo ready; while true; do sleep 0.1; done";
-      const { termination_grace_s: _, ...spec } = context.spec(script);
+      const script = "trap 'sleep 4; exit 37' TERM; echo ready; while true; do sleep 0.1; done";
+      const { termination_grace_s: _, ...spec } = context.spec(script, { labels: context.labelsOf("no-grace") });
       const { id } = await context.provider.createPod(context.id(), spec, { signal: context.signal });
       await context.until(id, "its main container to run", (machine) => mainOf(machine).state === "running");
       await context.untilLogged(id, "ready");
       await context.delete(id, false);
       const code = mainOf(await context.untilDeleted(id)).terminated?.exit_code;
       context.expect(
-        code === 6,
-        "the 30 s of a machine without termination_grace_s to be enough for a container that takes 4 s to end, with 6",
+        code === 37,
+        "the 30 s of a machine without termination_grace_s to be enough for a container that takes 4 s to end, with 37",
         `it ended with ${code}`,
       );
     },
