@@ -20,6 +20,7 @@ import {
 } from "../../src/provider/kit/index.ts";
 import type { Provider } from "../../src/provider/provider.ts";
 import { silentLogger } from "../../src/telemetry/logger.ts";
+import { sliced } from "../support/slice.ts";
 import type { Mutant } from "./mutant-kinds.ts";
 import { MUTANTS } from "./mutants.ts";
 
@@ -186,7 +187,7 @@ describe("a backend that says what an agent would pass over", () => {
 });
 
 describe("a backend that breaks", () => {
-  test.concurrent.for(Object.entries(MUTANTS))(
+  test.concurrent.for(sliced(Object.entries(MUTANTS)))(
     "%s is found, and nothing else",
     async ([name, mutant]: [string, Mutant], { expect: concurrentExpect }) => {
       await withSubject(mutant.withoutStats === true ? WITHOUT_STATS : CAPABILITIES, async ({ memory, http }) => {

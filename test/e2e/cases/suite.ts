@@ -3,6 +3,7 @@ import { afterAll, beforeAll, describe, test } from "vitest";
 import type { Json } from "../harness/client.ts";
 import { HttpError } from "../harness/client.ts";
 import { must, waitFor } from "../harness/wait.ts";
+import { sliced } from "../../support/slice.ts";
 import { inject, type Environment, type Fault } from "./environment.ts";
 import type { Case } from "./pod-cases.ts";
 import { Pods } from "./pods.ts";
@@ -24,11 +25,7 @@ export interface SuiteOptions {
   namespaces?: readonly string[] | undefined;
 }
 
-/**
- * With VMLET_TEST_SLICE=N, a suite runs only each N-th of its cases with each fault, another N-th with each, so that no
- * case is left out of all of them. CI does so; by hand every case meets every fault.
- */
-const SLICES = Number(process.env["VMLET_TEST_SLICE"] ?? 1);
+/** Which slice of the cases a fault meets: no case is left out of all of them. */
 let groups = 0;
 
 export function describeCases(title: string, options: SuiteOptions): void {
@@ -45,9 +42,10 @@ export function describeCases(title: string, options: SuiteOptions): void {
         const disturb = oneAtATime(() => inject(env, fault));
         const define = options.concurrent ? test.concurrent : test;
         const slice = groups++;
-        const cases = options.cases
-          .filter((each) => !options.leaveOut?.(each, fault))
-          .filter((_, at) => (at + slice) % SLICES === 0);
+        const cases = sliced(
+          options.cases.filter((each) => !options.leaveOut?.(each, fault)),
+          slice,
+        );
         define.for(cases)("$name", { timeout: options.timeoutMs }, async ({ run }) => {
           const at = serial++;
           const given = options.namespaces?.[at];
