@@ -49,7 +49,7 @@ async function wrongIn(words: readonly string[]): Promise<string | undefined> {
   }
   const known = new Set(["--help", ...flags.flatMap(({ short, long }) => [short, long])]);
   const own = rest.includes("--") ? rest.slice(0, rest.indexOf("--")) : rest;
-  const unknown = own.filter((word) => /^-/.test(word)).find((word) => !known.has(word.replace(/=.*/, "")));
+  const unknown = own.filter((word) => word.startsWith("-")).find((word) => !known.has(word.replace(/=.*/, "")));
   return unknown === undefined ? undefined : `no flag ${unknown}`;
 }
 
