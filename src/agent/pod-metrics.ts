@@ -1,5 +1,6 @@
 /** What happens to pods, and how their watch and their work queue fare, as the kubelet's and client-go's metrics. */
 import type { ReflectorCounters } from "../kube/reflector.ts";
+import { priorityBucket } from "../pods/deferred-resizes.ts";
 import type { PodHooks } from "../pods/hooks.ts";
 import type { KeyedQueue, QueueMetrics } from "../queue/keyed-queue.ts";
 import type { Metrics } from "../telemetry/metrics.ts";
@@ -29,6 +30,11 @@ export function podMetrics(metrics: Metrics, clock: Clock): PodHooks {
         exit_code: Number.isInteger(exitCode) && exitCode >= 0 && exitCode <= 255 ? String(exitCode) : "other",
         reason: TERMINATION_REASONS.has(reason) ? reason : "Other",
       });
+    },
+    onDeferralEnded({ resolution, seconds, priority }) {
+      metrics.deferredResizeDuration.observe({ resolution, priority_bucket: priorityBucket(priority) }, seconds);
+      // What else a kubelet tries again by happens at the backend.
+      if (resolution === "accepted") metrics.deferredAcceptedResizes.inc({ retry_trigger: "periodic_retry" });
     },
     onRejected(_reason, missing) {
       for (const feature of missing) metrics.unsupportedSpecs.inc({ feature });

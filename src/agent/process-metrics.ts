@@ -1,5 +1,7 @@
 /** What metrics say of all nodes of a process together, and of the process itself. */
 import { isTerminal } from "../kube/pod.ts";
+import type { Pod } from "../kube/wire.ts";
+import { conditionOf, IN_PROGRESS, PENDING, priorityBucket } from "../pods/deferred-resizes.ts";
 import type { ContainerState } from "../provider/machine.ts";
 import type { Metrics } from "../telemetry/metrics.ts";
 import type { Clock } from "../util/clock.ts";
@@ -31,6 +33,7 @@ function countPods(nodes: readonly NodeAgent[], metrics: Metrics): void {
   metrics.desiredPods.set(pods.length);
   metrics.activePods.set(pods.filter((pod) => !isTerminal(pod)).length);
   metrics.runningPods.set(pods.filter((pod) => pod.status?.phase === "Running").length);
+  countResizes(pods, metrics);
   metrics.workingPods.set(nodes.reduce((sum, node) => sum + node.pods.working, 0));
   const machines = nodes.flatMap((node) => [...node.pods.machines.values()]);
   metrics.stuckPods.set(nodes.reduce((sum, node) => sum + node.pods.stuck, 0));
@@ -45,6 +48,17 @@ function countPods(nodes: readonly NodeAgent[], metrics: Metrics): void {
   }
   for (const { name, pods } of nodes)
     metrics.backendUp.set({ node: name }, pods.observer.failingSince === undefined ? 1 : 0);
+}
+
+/** kubelet: observePendingResizeCount, recordInProgressResizeCount. */
+function countResizes(pods: readonly Pod[], metrics: Metrics): void {
+  metrics.pendingResizes.reset();
+  for (const pod of pods) {
+    const pending = conditionOf(pod, PENDING);
+    const reason = pending?.reason === "Deferred" ? "deferred" : "infeasible";
+    if (pending) metrics.pendingResizes.inc({ reason, priority_bucket: priorityBucket(pod.spec?.priority) });
+  }
+  metrics.resizesInProgress.set(pods.filter((pod) => conditionOf(pod, IN_PROGRESS) !== undefined).length);
 }
 
 /** Also of what has ended: it is paid for until it is deleted. */

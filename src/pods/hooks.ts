@@ -1,5 +1,6 @@
 import type { Pod } from "../kube/wire.ts";
 import type { Machine } from "../provider/machine.ts";
+import type { DeferralEnd } from "./deferred-resizes.ts";
 import type { Termination } from "./terminations.ts";
 
 /**
@@ -15,6 +16,8 @@ export interface PodHooks {
   onStatusWritten?(seconds: number): void;
   /** It took a status by which a container has ended. */
   onTerminated?(termination: Termination): void;
+  /** It took one by which a resize waits no longer for room. */
+  onDeferralEnded?(end: DeferralEnd): void;
   /** The pod was refused; `missing` names the capabilities that the backend lacks for it. */
   onRejected?(reason: string, missing: readonly string[]): void;
   /** A machine whose pod is gone was stopped. `seen`: this process had seen the pod. */

@@ -5,6 +5,7 @@
 import type { Pod } from "../kube/wire.ts";
 import { ANNOTATIONS } from "./api-reactions.ts";
 import type { Action } from "./decision.ts";
+import { deferralEnd } from "./deferred-resizes.ts";
 import type { Outcome } from "./reconciler-options.ts";
 import { payStatus, withUnwritable } from "./status-write.ts";
 import type { Verdict } from "./status/input.ts";
@@ -51,6 +52,8 @@ export class StatusStep {
         if (verdict !== undefined) this.#announce(pod, verdict);
         this.#context.hooks?.onStatusWritten?.((now - begun) / 1000);
         for (const each of newTerminations(pod.status, result.pod.status)) this.#context.hooks?.onTerminated?.(each);
+        const deferral = deferralEnd(pod, result.pod, this.#context.clock.now());
+        if (deferral !== undefined) this.#context.hooks?.onDeferralEnded?.(deferral);
         if (patch["phase"] === "Running") this.#measureStart(uid, pod);
         return undefined;
       }

@@ -174,6 +174,23 @@ function podMetrics({ counter, gauge, histogram }: Make) {
       "exit_code",
       "reason",
     ]),
+    pendingResizes: gauge(
+      "kubelet_pod_pending_resizes",
+      "Resizes that wait for room (deferred) or never get it (infeasible).",
+      ["reason", "priority_bucket"],
+    ),
+    resizesInProgress: gauge("kubelet_pod_in_progress_resizes", "Resizes that the backend has begun."),
+    deferredAcceptedResizes: counter(
+      "kubelet_pod_deferred_accepted_resizes_total",
+      "Resizes that were accepted after being deferred.",
+      ["retry_trigger"],
+    ),
+    deferredResizeDuration: histogram(
+      "kubelet_pod_deferred_resize_duration_seconds",
+      "How long a resize was deferred until it was accepted or reverted, or its pod was over.",
+      [5, 10, 15, 20, 30, 45, 60, 90, 120, 150, 180, 300, 600, 1200, 1800, 3600],
+      ["resolution", "priority_bucket"],
+    ),
     orphanedRuntimePods: counter("kubelet_orphaned_runtime_pods_total", "Machines swept because no pod owned them."),
     podStartDuration: histogram(
       "kubelet_pod_start_duration_seconds",

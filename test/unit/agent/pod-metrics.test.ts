@@ -3,6 +3,15 @@ import { podMetrics } from "../../../src/agent/pod-metrics.ts";
 import { createMetrics } from "../../../src/telemetry/metrics.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
 
+test("a resize that was deferred and accepted is counted, with how long it took and for whom", async () => {
+  const metrics = createMetrics({ nodeNames: ["n"], version: "1" });
+  const ended = { resolution: "accepted", seconds: 12, priority: 2_000_000_000 } as const;
+  podMetrics(metrics, new VirtualClock()).onDeferralEnded?.(ended);
+  const text = await metrics.render();
+  expect(text).toContain('kubelet_pod_deferred_accepted_resizes_total{retry_trigger="periodic_retry"} 1\n');
+  expect(text).toMatch(/resize_duration_seconds_sum\{resolution="accepted",priority_bucket="system-critical"\} 12\n/);
+});
+
 const NAME = "kubelet_terminated_containers_total";
 
 test.each([

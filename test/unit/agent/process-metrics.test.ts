@@ -1,16 +1,17 @@
 import { expect, test } from "vitest";
 import type { NodeAgent } from "../../../src/agent/node-agent.ts";
 import { observeProcess } from "../../../src/agent/process-metrics.ts";
+import type { Pod } from "../../../src/kube/wire.ts";
 import type { Machine } from "../../../src/provider/machine.ts";
 import { createMetrics } from "../../../src/telemetry/metrics.ts";
 import { machine } from "../../support/builders.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
 
-const node = (name: string, machines: readonly Machine[]): NodeAgent =>
+const node = (name: string, machines: readonly Machine[], pods: readonly Pod[] = []): NodeAgent =>
   ({
     name,
     pods: {
-      store: { list: () => [] },
+      store: { list: () => pods },
       working: 0,
       stuck: 0,
       machines: { values: () => machines.values(), unknown: () => [].values() },
@@ -40,4 +41,28 @@ test("the metric vmlet_machine_cost is what a node's machines cost by the hour, 
   ];
   expect(await told()).toEqual(expected);
   expect(await told()).toEqual(expected);
+});
+
+test("resizes that wait are counted by reason and priority, and those under way", async () => {
+  const metrics = createMetrics({ nodeNames: ["a"], version: "1" });
+  const pod = (priority: number, type: string, reason = ""): Pod => ({
+    spec: { containers: [], priority },
+    status: { conditions: [{ type, status: "True", reason }] },
+  });
+  const waiting = (priority: number, reason: string) => pod(priority, "PodResizePending", reason);
+  const pods = [
+    waiting(0, "Deferred"),
+    waiting(0, "Deferred"),
+    waiting(5, "Infeasible"),
+    pod(0, "PodResizeInProgress"),
+  ];
+  observeProcess(undefined, [node("a", [], pods)], { clock: new VirtualClock() }, metrics);
+  const lines = (await metrics.registry.metrics())
+    .split("\n")
+    .filter((line) => /^kubelet_pod_.*_resizes[ {]/.test(line));
+  expect(lines).toEqual([
+    'kubelet_pod_pending_resizes{reason="deferred",priority_bucket="normal"} 2',
+    'kubelet_pod_pending_resizes{reason="infeasible",priority_bucket="medium"} 1',
+    "kubelet_pod_in_progress_resizes 1",
+  ]);
 });

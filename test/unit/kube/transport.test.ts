@@ -196,7 +196,7 @@ describe("calls about the objects of one namespace", () => {
     const server = await serve(() => {});
     const kube = connect(server, { connections: 4 });
     const calls = [1, 2].map((i) =>
-      failureOf(kube.request({ ...get(`/api/v1/namespaces/slow/pods/${i}`), timeoutMs: 50 })),
+      failureOf(kube.request({ ...get(`/api/v1/namespaces/slow/pods/${i}`), timeoutMs: 500 })),
     );
     expect((await Promise.all(calls)).map(({ reason }) => reason)).toEqual(["Timeout", "Timeout"]);
     expect(server.received).toHaveLength(1);

@@ -196,6 +196,9 @@ describe("a change of resources", () => {
     await world.pass(10_000);
     expect(world.condition("PodResizePending")).toBeUndefined();
     expect(world.pod.status?.containerStatuses?.[0]).toMatchObject({ allocatedResources: { cpu: "700m" } });
+    expect(world.counted.filter(([name]) => name === "deferral")).toEqual([
+      ["deferral", { resolution: "accepted", seconds: 70, priority: undefined }],
+    ]);
   });
 
   test("that the backend cannot make just now shows the error until it is made", async () => {

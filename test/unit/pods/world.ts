@@ -89,6 +89,7 @@ export class World {
       onRunning: count("running"),
       onTerminated: count("terminated"),
       onRejected: count("rejected"),
+      onDeferralEnded: count("deferral"),
       onLost: () => count("lost")(undefined),
     };
     this.losses = new LossBrake({ clock: this.clock, pods: () => 1 });

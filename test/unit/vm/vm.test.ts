@@ -412,7 +412,6 @@ describe("a guest cannot keep its containers alive", () => {
     const { vm, kill } = await machineWith(
       (socket, id, text) => void socket.write(text === "true" ? `\u0001${id} 0 \u0002` : "x".repeat(3 << 20)),
     );
-    await expect(kill()).rejects.toThrow("closed its control channel");
     for (let tries = 0; tries < 10 && vm.alive; tries++) await kill().catch(() => undefined);
     expect(vm.alive).toBe(false);
   });
