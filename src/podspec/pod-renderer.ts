@@ -16,6 +16,7 @@ import {
   type Volume,
 } from "../provider/machine.ts";
 import { toError } from "../util/errors.ts";
+import { withExtendedClaims } from "./extended-claims.ts";
 import { admitPod, daemonSetHeld, isDaemonSetPod, lacksExtended } from "./admission/admission.ts";
 import { OverBudgetError, PodBudget, tell } from "./budget.ts";
 import type { NodeAllocation, OtherPods } from "./admission/allocation.ts";
@@ -99,7 +100,8 @@ export class PodRenderer {
   }
 
   /** Renders a pod that has no machine yet. @throws the signal's reason on abort */
-  async render(pod: Pod, signal: AbortSignal): Promise<Rendered> {
+  async render(asWritten: Pod, signal: AbortSignal): Promise<Rendered> {
+    const pod = withExtendedClaims(asWritten);
     const uid = uidOf(pod);
     const judgedBy = this.#options.backend();
     const tooMany = podShapeProblem(pod, { files: this.#hasFiles() });

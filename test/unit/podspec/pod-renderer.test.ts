@@ -29,6 +29,19 @@ const mounting = (metadata: Pod["metadata"] = {}): Pod => {
   return { ...pod, metadata: { ...pod.metadata, ...metadata } };
 };
 
+const GPU = "vendor.example/gpu";
+const CLAIM = "/apis/resource.k8s.io/v1/namespaces/shop/resourceclaims/web-extended";
+/** A pod whose gpu a DRA driver has, and of which the node tells nothing. */
+const withExtended: Pod = {
+  ...podWithContainer({ resources: { requests: { [GPU]: "1" }, limits: { [GPU]: "1" } } }),
+  status: {
+    extendedResourceClaimStatus: {
+      resourceClaimName: "web-extended",
+      requestMappings: [{ containerName: "app", resourceName: GPU, requestName: "container-0-request-0" }],
+    },
+  },
+};
+
 describe("PodRenderer", () => {
   let kube: FakeKube;
   let clock: VirtualClock;
@@ -75,6 +88,29 @@ describe("PodRenderer", () => {
       ...options,
     });
   }
+
+  test("gives a container the devices of a claim that the scheduler made for its extended resource", async () => {
+    const results = [{ driver: "gpu.example.com" }];
+    const status = { reservedFor: [{ resource: "pods", uid: "0a1b" }], allocation: { devices: { results } } };
+    kube.intercept = ({ path }) => (path === CLAIM ? { metadata: { uid: "claim-uid" }, status } : undefined);
+    const claim = { name: "extended-resources", namespace: "shop", claim: "web-extended", uid: "claim-uid" };
+    expect(await renderer().render(withExtended, done.signal)).toMatchObject({
+      kind: "ready",
+      spec: {
+        resource_claims: [{ ...claim, drivers: ["gpu.example.com"] }],
+        containers: [{ claims: [{ name: "extended-resources", request: "container-0-request-0" }] }],
+      },
+    });
+  });
+
+  test("refuses a pod whose extended resource nobody has, and one whose claim the backend cannot have", async () => {
+    const { status: _, ...unclaimed } = withExtended;
+    expect(await renderer().render(unclaimed, done.signal)).toMatchObject({ reason: `OutOf${GPU}` });
+    expect(await renderer({}, ["resource_claims"]).render(withExtended, done.signal)).toMatchObject({
+      kind: "reject",
+      missing: ["resource_claims"],
+    });
+  });
 
   test("reads what the pod refers to and renders it", async () => {
     kube.put(CONFIG, { data: { k: "v" } });
