@@ -40,7 +40,7 @@ export const claimSteps: Steps<World> = {
     const { status } = await running(world, "one");
     const variables = (container: string) => world.kubectl.run(["exec", "one", "-c", container, "--", "env"]);
     const seen = await variables("main");
-    must(seen.includes(variableOf(status)) && seen.includes("user_answer=42"), seen);
+    must(seen.includes(variableOfClaim(status)) && seen.includes("user_answer=42"), seen);
     const others = await variables("other");
     must(!others.includes("claim_"), others);
   },
@@ -55,6 +55,27 @@ export const claimSteps: Steps<World> = {
     await running(world, "three");
     await remove(world, "two", "three");
     // The driver has taken them back: a claim's file is gone with it.
+    must(prepared().length === 0, prepared());
+    await gone(world);
+  },
+
+  "a container that asks for an extended resource which the driver has gets a device, and its neighbour none": async (
+    world,
+  ) => {
+    await create(world, extendedClass, `${RESOURCES}/deviceclasses`);
+    const asking = { resources: { requests: { [EXTENDED]: "1" }, limits: { [EXTENDED]: "1" } } };
+    const spec = podSpec(world, asking);
+    const { resources: _resources, ...other } = spec.containers[0];
+    spec.containers.push({ ...other, name: "other" });
+    await create(world, podOf("extended", spec));
+    const { status } = await running(world, "extended");
+    const { resourceClaimName, requestMappings } = status.extendedResourceClaimStatus;
+    const variables = (container: string) => world.kubectl.run(["exec", "extended", "-c", container, "--", "env"]);
+    const seen = await variables("main");
+    must(seen.includes(variableOf(resourceClaimName, requestMappings[0].requestName)), [seen, status]);
+    const others = await variables("other");
+    must(!others.includes("claim_"), others);
+    await remove(world, "extended");
     must(prepared().length === 0, prepared());
     await gone(world);
   },
@@ -106,7 +127,7 @@ export const claimSteps: Steps<World> = {
       isWhole: () => published(world),
       check: async ({ metadata, status }) => {
         const seen = await world.kubectl.run(["exec", metadata.name, "--", "env"]);
-        must(seen.includes(variableOf(status)), [seen, status]);
+        must(seen.includes(variableOfClaim(status)), [seen, status]);
       },
     });
     await gone(world);
@@ -129,6 +150,13 @@ const deviceClass: Json = {
   spec: { selectors: [{ cel: { expression: `device.driver == "${DRIVER}"` } }] },
 };
 
+const EXTENDED = "test.example/device";
+const extendedClass: Json = {
+  ...deviceClass,
+  metadata: { name: "extended" },
+  spec: { ...deviceClass.spec, extendedResourceName: EXTENDED },
+};
+
 const claimTemplate: Json = {
   apiVersion: "resource.k8s.io/v1",
   kind: "ResourceClaimTemplate",
@@ -136,10 +164,12 @@ const claimTemplate: Json = {
   spec: { spec: DEVICES },
 };
 
-/** By which the driver says that a container has the pod's claim. */
-function variableOf({ resourceClaimStatuses: [claim] }: Json): string {
-  return `claim_${(claim.resourceClaimName as string).replaceAll(/[^a-zA-Z0-9]/g, "_")}_gpu=true`;
-}
+/** By which the driver says that a container has a request of a claim. */
+const variableOf = (claim: string, request: string) =>
+  `claim_${claim}_${request}`.replaceAll(/[^a-zA-Z0-9]/g, "_") + "=true";
+
+/** The same of the claim that is the pod's by the template. */
+const variableOfClaim = ({ resourceClaimStatuses: [claim] }: Json) => variableOf(claim.resourceClaimName, "gpu");
 
 async function published({ environment }: World): Promise<void> {
   await waitFor({ what: "the driver's devices", timeoutMs: READY_MS }, async () => {
