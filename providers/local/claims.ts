@@ -3,6 +3,7 @@
  * them in a machine's record, and who has them made ready. Which machines have a claim is told from their records, and
  * written nowhere else.
  */
+import type { DeviceHealth } from "./devices.ts";
 import { type ContainerSpec, type MachineSpec, VmletError } from "../../src/provider/kit/index.ts";
 
 export interface PreparedDevice {
@@ -38,6 +39,8 @@ export interface ClaimHolder {
 }
 
 export interface ClaimSource {
+  /** Of a device that a claim has, as its driver says it. */
+  readonly health: (driver: string, pool: string, device: string) => DeviceHealth;
   /**
    * Has the plugins make ready all that the machine claims; again for one that has them already, which changes nothing.
    * @throws ClaimsNotReady when they are not; it is to be asked again
@@ -55,23 +58,35 @@ export class ClaimsNotReady extends VmletError {
   readonly code = "CLAIMS";
 }
 
-/** What its claims' drivers give a container, in the Container Device Interface. */
-export function claimedCdi(
-  prepared: PreparedClaims | undefined,
-  { claims = [] }: Pick<ContainerSpec, "claims">,
-): string[] {
-  const found = claims.flatMap(({ name, request }) =>
-    devicesIn(prepared, name)
-      .filter(({ requests }) => request === undefined || requests.length === 0 || requests.includes(request))
-      .flatMap(({ cdi }) => cdi),
-  );
-  return [...new Set(found)];
+/** A device that a container has by one of its claims. */
+interface ClaimedDevice extends PreparedDevice {
+  driver: string;
+  /** As a kubelet names it in a pod's status: `claim:NAME`, and `claim:NAME/REQUEST` where the container names one. */
+  resource: string;
 }
 
-function devicesIn(prepared: PreparedClaims | undefined, name: string): PreparedDevice[] {
+export function claimedDevices(
+  prepared: PreparedClaims | undefined,
+  { claims = [] }: Pick<ContainerSpec, "claims">,
+): ClaimedDevice[] {
+  return claims.flatMap(({ name, request }) =>
+    devicesIn(prepared, name)
+      .filter(({ requests }) => request === undefined || requests.length === 0 || requests.includes(request))
+      .map((device) => ({ ...device, resource: `claim:${name}${request === undefined ? "" : `/${request}`}` })),
+  );
+}
+
+/** What its claims' drivers give a container, in the Container Device Interface. */
+export function claimedCdi(prepared: PreparedClaims | undefined, container: Pick<ContainerSpec, "claims">): string[] {
+  return [...new Set(claimedDevices(prepared, container).flatMap(({ cdi }) => cdi))];
+}
+
+function devicesIn(prepared: PreparedClaims | undefined, name: string): (PreparedDevice & { driver: string })[] {
   return Object.values(prepared ?? {})
     .filter(({ names }) => names.includes(name))
-    .flatMap(({ drivers }) => Object.values(drivers).flatMap((devices) => devices ?? []));
+    .flatMap(({ drivers }) =>
+      Object.entries(drivers).flatMap(([driver, devices]) => (devices ?? []).map((each) => ({ ...each, driver }))),
+    );
 }
 
 /** The machine's, when its drivers are about to be asked. */

@@ -233,16 +233,6 @@ export const MORE_MUTANTS: Record<string, Mutant> = {
         }),
     }),
   },
-  "delete/no-create-comes-in-between": {
-    provider: (sound) => ({
-      createPod: (id, spec, options) =>
-        sound.createPod(id, spec, options).catch(async (thrown: unknown) => {
-          const machine = isCase(spec, "in-between") ? await sound.getPod(id, options) : undefined;
-          if (machine === undefined || machine.state === "deleted") throw thrown;
-          return machine;
-        }),
-    }),
-  },
   "delete/the-tombstone-stays": {
     provider: (sound) => ({
       createPod: (id, spec, options) =>

@@ -23,6 +23,7 @@ import {
   showingContainers,
   untilAborted,
   watching,
+  isCase,
 } from "./mutant-kinds.ts";
 import { MORE_MUTANTS } from "./mutants-more.ts";
 import { IMAGE_MUTANTS } from "./mutants-images.ts";
@@ -263,6 +264,16 @@ export const MUTANTS: Record<string, Mutant> = {
         const machine = await sound.getPod(id, options).catch(() => undefined);
         return sound.deletePod(id, { ...options, force: options.force || machine?.labels["case"] === undefined });
       },
+    }),
+  },
+  "delete/no-create-comes-in-between": {
+    provider: (sound) => ({
+      createPod: (id, spec, options) =>
+        sound.createPod(id, spec, options).catch(async (thrown: unknown) => {
+          const machine = isCase(spec, "in-between") ? await sound.getPod(id, options) : undefined;
+          if (machine === undefined || machine.state === "deleted") throw thrown;
+          return machine;
+        }),
     }),
   },
   "delete/with-force-kills": {

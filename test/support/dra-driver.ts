@@ -3,12 +3,15 @@ import { once } from "node:events";
 import { createServer, type Http2Server, type ServerHttp2Session } from "node:http2";
 import { connectNodeAdapter } from "@connectrpc/connect-node";
 import { DRAPlugin } from "../../providers/local/plugins/api/dra/api.gen.js";
+import { DRAResourceHealth, HealthStatus } from "../../providers/local/plugins/api/dra-health/api.gen.js";
 import { Registration as Registry } from "../../providers/local/plugins/api/registration/api.gen.js";
 
 export class TestDriver {
   readonly asked: string[] = [];
   readonly told: { pluginRegistered: boolean; error: string }[] = [];
   readonly info = { type: "DRAPlugin", name: "gpu.example.com", endpoint: "", supportedVersions: ["v1.DRAPlugin"] };
+  /** Of its device, in the order in which it says so; then its stream stays as it is. */
+  readonly health: HealthStatus[] = [];
   readonly #sessions = new Set<ServerHttp2Session>();
   readonly #server: Http2Server;
 
@@ -34,6 +37,14 @@ export class TestDriver {
             nodeUnprepareResources: ({ claims }) => {
               told("unprepare", claims);
               return { claims: Object.fromEntries(claims.map(({ uid }) => [uid, {}])) };
+            },
+          });
+          const device = { poolName: "p", deviceName: "d0" };
+          const { health: all } = this;
+          router.service(DRAResourceHealth, {
+            async *nodeWatchResources(_request, { signal }) {
+              for (const health of all) yield { devices: [{ device, health }] };
+              await once(signal, "abort");
             },
           });
           router.service(Registry, {

@@ -72,7 +72,7 @@ const PODSPEC: Record<string, readonly string[]> = {
 /** The rooms of the reference backend. `machine` is the supervisor's: it sees engines only by `engine.ts`. */
 const BACKEND: Record<string, readonly string[]> = {
   "devices.ts": [],
-  "claims.ts": [],
+  "claims.ts": ["devices.ts"],
   "csi-volumes.ts": [],
   "volume-contents.ts": [],
   "engine.ts": ["devices.ts", "volume-contents.ts"],

@@ -54,6 +54,7 @@ export class PluginWork {
     if ((state.spec.resource_claims ?? []).length > 0) {
       if (claims === undefined) throw new ClaimsNotReady(NOT_SET);
       await claims.prepare(state.claims, signal);
+      state.devices.show(this.#context);
     }
     if (csiVolumes(state.spec).length > 0) {
       if (csi === undefined) throw new VolumesNotReady(NOT_SET);
@@ -69,7 +70,7 @@ export class PluginWork {
       (held) => {
         // The next backend chooses again.
         work.closing.throwIfAborted();
-        state.devices.keep(held, devices.health);
+        state.devices.keep(held, this.#context);
       },
       signal,
     );

@@ -299,7 +299,8 @@ export class Supervisor implements MachineHome {
 
   /** The health of what it has may have changed. */
   showDevices(): void {
-    if (this.#context.devices !== undefined && !this.isOver) this.#state.devices.show(this.#context.devices.health);
+    const { devices, claims } = this.#context;
+    if ((devices !== undefined || claims !== undefined) && !this.isOver) this.#state.devices.show({ devices, claims });
   }
 
   /** The host cannot keep it any longer (kubelet: evictPod). */

@@ -6,7 +6,7 @@
  * back at the machine's end. A claim that several machines have is taken back with the last of them; what is done with
  * one claim is done in turn, or the last one's end would take it from a new one.
  */
-import { type Logger, toError } from "../../../src/provider/kit/index.ts";
+import { type Clock, type Logger, pause, toError } from "../../../src/provider/kit/index.ts";
 import {
   askedClaims,
   type ClaimHolder,
@@ -15,19 +15,25 @@ import {
   type PreparedClaim,
   type PreparedClaims,
 } from "../claims.ts";
+import { ClaimHealth } from "./claim-health.ts";
 import type { ClaimName, DraPlugin } from "./dra-plugin.ts";
 import { judgePrepared } from "./judge.ts";
 
 interface ClaimManagerOptions {
+  clock: Clock;
   logger: Logger;
   /** Machines that are not over, with what they have. */
   holders: () => Iterable<Pick<ClaimHolder, "id" | "prepared">>;
   connect: (socket: string) => DraPlugin;
+  /** What is known of the health of devices may have changed. */
+  onHealth?: () => void;
 }
 
 /** Drivers of this host, and plugins of one driver (an old one and its successor). */
 const MAX_DRIVERS = 64;
 const MAX_PLUGINS = 8;
+/** After the end of a plugin's reports. */
+const REPORT_RETRY_MS = 5_000;
 
 interface Registered {
   socket: string;
@@ -40,19 +46,25 @@ export class ClaimManager implements ClaimSource {
   readonly #drivers = new Map<string, Registered[]>();
   /** By claim, what is being done with it. */
   readonly #turns = new Map<string, Promise<unknown>>();
+  readonly #health: ClaimHealth;
+  readonly #closing = new AbortController();
 
   constructor(options: ClaimManagerOptions) {
     this.#options = options;
+    this.#health = new ClaimHealth(options.clock);
   }
+
+  readonly health: ClaimSource["health"] = (...device) => this.#health.of(...device);
 
   // --- plugins ---
 
   /**
    * Takes the plugin at a socket as one of this driver's.
+   * @param can.tellsHealth it reports how its devices are
    * @returns has it not asked any more
    * @throws Error that tells the plugin why it is not taken
    */
-  register(driver: string, socket: string): () => void {
+  register(driver: string, socket: string, { tellsHealth = false } = {}): () => void {
     const known = this.#drivers.get(driver) ?? [];
     if (known.length === 0 && this.#drivers.size >= MAX_DRIVERS)
       throw new Error(`there are ${MAX_DRIVERS} DRA drivers already`);
@@ -63,6 +75,7 @@ export class ClaimManager implements ClaimSource {
     for (const { api } of known.slice(0, 1 - MAX_PLUGINS)) api.close();
     this.#drivers.set(driver, [...known.slice(1 - MAX_PLUGINS), registered]);
     this.#options.logger.info({ driver, socket }, "A DRA driver's plugin has registered");
+    if (tellsHealth) void this.#listen(driver, registered);
     return () => this.#unregister(driver, registered);
   }
 
@@ -70,11 +83,34 @@ export class ClaimManager implements ClaimSource {
     registered.api.close();
     const others = (this.#drivers.get(driver) ?? []).filter((each) => each !== registered);
     if (others.length > 0) this.#drivers.set(driver, others);
-    else this.#drivers.delete(driver);
+    else {
+      this.#drivers.delete(driver);
+      this.#health.forget(driver);
+      this.#options.onHealth?.();
+    }
     this.#options.logger.info({ driver, socket: registered.socket }, "A DRA driver's plugin has gone");
   }
 
+  /** Has its reports for as long as it is the driver's. */
+  async #listen(driver: string, registered: Registered): Promise<void> {
+    const { clock, logger } = this.#options;
+    const isKnown = () => !this.#closing.signal.aborted && (this.#drivers.get(driver) ?? []).includes(registered);
+    while (isKnown()) {
+      try {
+        await registered.api.watchHealth((report) => {
+          if (!isKnown()) return;
+          this.#health.take(driver, report);
+          this.#options.onHealth?.();
+        });
+      } catch (thrown) {
+        if (isKnown()) logger.warn({ driver, err: thrown }, "A DRA driver's reports of its devices have ended");
+      }
+      await pause(clock, REPORT_RETRY_MS, this.#closing.signal);
+    }
+  }
+
   close(): void {
+    this.#closing.abort(new Error("the backend is stopping"));
     for (const plugins of this.#drivers.values()) for (const { api } of plugins) api.close();
   }
 

@@ -3,6 +3,8 @@ import { connect } from "node:net";
 import { type CallOptions, type Client, createClient } from "@connectrpc/connect";
 import { createGrpcTransport, Http2SessionManager } from "@connectrpc/connect-node";
 import { DRAPlugin as Service, type NodePrepareResourceResponse } from "./api/dra/api.gen.js";
+import { DRAResourceHealth } from "./api/dra-health/api.gen.js";
+import type { HealthReport } from "./claim-health.ts";
 
 /** A claim as plugins know it. */
 export interface ClaimName {
@@ -17,6 +19,8 @@ type Prepared = Pick<NodePrepareResourceResponse, "devices" | "error">;
 export interface DraPlugin {
   prepare(claims: readonly ClaimName[], signal: AbortSignal): Promise<Readonly<Record<string, Prepared>>>;
   unprepare(claims: readonly ClaimName[], signal: AbortSignal): Promise<Readonly<Record<string, { error: string }>>>;
+  /** Calls `onReport` for each list of its devices with their health. Resolves or rejects at the end of the stream. */
+  watchHealth(onReport: (report: HealthReport) => void): Promise<void>;
   /** Ends all calls that are under way. */
   close(): void;
 }
@@ -32,6 +36,7 @@ export function connectDraPlugin(socket: string): DraPlugin {
   const sessionManager = new Http2SessionManager(baseUrl, {}, { createConnection: () => connect(socket) });
   const transport = createGrpcTransport({ baseUrl, readMaxBytes: MAX_REPLY_BYTES, sessionManager });
   const client: Client<typeof Service> = createClient(Service, transport);
+  const health = createClient(DRAResourceHealth, transport);
   const within = (signal: AbortSignal): CallOptions => ({
     timeoutMs: CALL_MS,
     signal: AbortSignal.any([closed.signal, signal]),
@@ -41,6 +46,10 @@ export function connectDraPlugin(socket: string): DraPlugin {
       (await client.nodePrepareResources({ claims: [...claims] }, within(signal))).claims,
     unprepare: async (claims, signal) =>
       (await client.nodeUnprepareResources({ claims: [...claims] }, within(signal))).claims,
+    async watchHealth(onReport) {
+      for await (const report of health.nodeWatchResources({}, { timeoutMs: 0, signal: closed.signal }))
+        onReport(report);
+    },
     close() {
       closed.abort(new Error("the plugin is not asked any more"));
       sessionManager.abort();

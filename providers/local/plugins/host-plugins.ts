@@ -30,6 +30,8 @@ export interface PluginOptions {
   onReady?: ((devices: DeviceManager, claims: ClaimManager, csi: CsiManager) => void) | undefined;
 }
 
+const LOOK_MS = 30_000;
+
 /** What is to be known of a machine. */
 interface Machine {
   readonly id: string;
@@ -59,6 +61,7 @@ export class HostPlugins {
   readonly csiVolumes: CsiPublisher;
   readonly csiStats: CsiStats;
   readonly #supervisors: ReadonlyMap<string, Machine>;
+  readonly #clock: Clock;
   readonly #door: PluginDoor | undefined;
   readonly #podResources: UnixServer | undefined;
 
@@ -67,6 +70,7 @@ export class HostPlugins {
     const { connectCsi = connectCsiPlugin } = options;
     const { stateDir, clock, logger, engine, supervisors } = surroundings;
     this.#supervisors = supervisors;
+    this.#clock = clock;
     this.devices = new DeviceManager({
       stateDir,
       clock,
@@ -80,7 +84,9 @@ export class HostPlugins {
         ),
     });
     this.claims = new ClaimManager({
+      clock,
       logger,
+      onHealth: () => this.devices.changed.fire(),
       connect: connectDra,
       holders: () => [...supervisors.values()].map(({ id, record: { prepared } }) => ({ id, prepared })),
     });
@@ -131,7 +137,8 @@ export class HostPlugins {
   async #show(signal: AbortSignal): Promise<void> {
     while (!signal.aborted) {
       for (const supervisor of this.#supervisors.values()) supervisor.showDevices();
-      await this.devices.changed.wait(signal);
+      // Also when nobody says anything any more: what a driver has said holds for a while.
+      await this.devices.changed.waitAtMost(this.#clock, LOOK_MS, signal);
     }
   }
 

@@ -98,6 +98,8 @@ export function judgeGrant(response: ContainerAllocateResponse): DeviceGrant {
 
 /** kubelet: drapb.DRAPluginService. */
 export const DRA_SERVICE = "v1.DRAPlugin";
+/** kubelet: drahealthv1.DRAResourceHealthService. A plugin may have it besides. */
+export const DRA_HEALTH_SERVICE = "v1.DRAResourceHealth";
 
 /** Kubernetes' rule for names of drivers: a DNS subdomain, and short enough for its label. */
 export function isDriverName(name: string): boolean {

@@ -16,7 +16,7 @@ import { makeFolder } from "../host/files.ts";
 import { type RegisterRequest, Registration } from "./api/device-plugin/api.gen.js";
 import { type PluginInfo, Registration as Registry } from "./api/registration/api.gen.js";
 import { assertCsiPlugin } from "./judge-csi.ts";
-import { API_VERSION, DRA_SERVICE, isDriverName, isExtendedResource } from "./judge.ts";
+import { API_VERSION, DRA_HEALTH_SERVICE, DRA_SERVICE, isDriverName, isExtendedResource } from "./judge.ts";
 import { UnixServer } from "./unix-server.ts";
 
 /** Names and options. */
@@ -55,7 +55,7 @@ interface DevicePlugins {
 
 /** Who takes plugins of DRA drivers. `register` throws what the plugin is told; what it returns takes that back. */
 interface DraPlugins {
-  register(driver: string, socket: string): () => void;
+  register(driver: string, socket: string, can: { tellsHealth: boolean }): () => void;
 }
 
 /** Who takes node plugins of CSI drivers. `register` rejects with what the plugin is told. */
@@ -213,7 +213,7 @@ export class PluginDoor {
         throw new Error(
           `invalid supported gRPC versions of DRA driver plugin ${name} at endpoint ${endpoint}: ${DRA_SERVICE} is not among [${supportedVersions.join(" ")}]`,
         );
-      return claims.register(name, endpoint);
+      return claims.register(name, endpoint, { tellsHealth: supportedVersions.includes(DRA_HEALTH_SERVICE) });
     }
     if (type !== "DevicePlugin") throw new Error(`there are no plugins of type ${JSON.stringify(type)} here`);
     if (!supportedVersions.includes(API_VERSION))

@@ -123,14 +123,23 @@ function seenStatus(
   // As a kubelet: a container that names none has none, and that is said.
   else if (spec.resources?.requests === undefined && spec.resources?.limits === undefined && seen.kind !== "ephemeral")
     status.resources = {};
-  // A kubelet tells it of main containers alone (devicemanager: UpdateAllocatedResourcesStatus).
-  if (seen.devices !== undefined && seen.kind === "main") status.allocatedResourcesStatus = deviceHealth(seen.devices);
+  // A kubelet tells it of main containers alone (devicemanager, dra: UpdateAllocatedResourcesStatus).
+  const devices = seen.kind === "main" ? seen.devices?.filter(({ resource }) => isNamed(spec, resource)) : undefined;
+  if (devices !== undefined && devices.length > 0) status.allocatedResourcesStatus = deviceHealth(devices);
   if (seen.user !== undefined) {
     status.user = {
       linux: { uid: seen.user.uid, gid: seen.user.gid, supplementalGroups: seen.user.supplemental_groups },
     };
   }
   return status;
+}
+
+/** Of claims, those that the container names: not the one that the scheduler makes of its extended resources. */
+function isNamed({ resources }: Pick<SpecContainer, "resources">, resource: string): boolean {
+  if (!resource.startsWith("claim:")) return true;
+  return (resources?.claims ?? []).some(
+    ({ name, request }) => resource === `claim:${name}${request ? `/${request}` : ""}`,
+  );
 }
 
 const HEALTH = { healthy: "Healthy", unhealthy: "Unhealthy", unknown: "Unknown" } as const;

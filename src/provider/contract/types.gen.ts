@@ -1556,7 +1556,7 @@ export interface components {
       /** @description How the previous instance ended. */
       last?: components["schemas"]["ContainerTermination"];
       resources?: components["schemas"]["ContainerResources"];
-      /** @description The devices that it has of the extended resources among its limits, as many as it asks for of each, whether it runs or not, until the machine is over. Health is that of now. Capability `devices`. */
+      /** @description The devices that it has of the extended resources among its limits, as many as it asks for of each, whether it runs or not, until the machine is over. Health is that of now. Capability `devices`. With capability `resource_claims` also those of its claims, as `claim:NAME`, or `claim:NAME/REQUEST` where it names a request, each once. */
       devices?: {
         /** @description `nvidia.com/gpu`, `vendor.example/license`. */
         resource: string;
@@ -2976,4 +2976,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: 7b44cf87d3c8f10804c96c70d8dbe2911a6619c40a38dd6b59d4b3562dcf7ca0
+// sha256 of openapi.yaml: 3532adb0987afa0bd8c98a3e27780e0d4c3c55be981875f7f698cae03c2b4f77

@@ -8,6 +8,7 @@ import { join } from "node:path";
 import { Code, ConnectError, createClient } from "@connectrpc/connect";
 import { createGrpcTransport, Http2SessionManager } from "@connectrpc/connect-node";
 import { afterEach, beforeEach, describe, expect, test, vi } from "vitest";
+import { HealthStatus } from "../../../providers/local/plugins/api/dra-health/api.gen.js";
 import { PodResourcesLister } from "../../../providers/local/plugins/api/pod-resources/api.gen.js";
 import type { ClaimHolder, PreparedClaims } from "../../../providers/local/claims.ts";
 import { HostPlugins } from "../../../providers/local/plugins/host-plugins.ts";
@@ -54,7 +55,7 @@ async function open(): Promise<void> {
     connect: connectDevicePlugin,
     engine: { name: "cri", hasCdi: true },
   });
-  claims = new ClaimManager({ logger: silentLogger, holders: () => [], connect: connectDraPlugin });
+  claims = new ClaimManager({ clock: systemClock, logger: silentLogger, holders: () => [], connect: connectDraPlugin });
   csi = new CsiManager({ logger: silentLogger, connect: connectCsiPlugin });
   door = new PluginDoor({ folder, devices: manager, claims, csi, clock: systemClock, logger: silentLogger });
   await door.open();
@@ -372,6 +373,16 @@ describe("a driver's plugin in the registry", () => {
     ]);
     await claims.unprepare(machine, signal);
     expect([driver.asked, kept.at(-1)]).toEqual([["prepare ns/gpu u1", "unprepare ns/gpu u1"], undefined]);
+  });
+
+  test("has the health of its devices heard, where it says that it tells it", async () => {
+    driver.info.supportedVersions.push("v1.DRAResourceHealth");
+    driver.health.push(HealthStatus.HEALTHY, HealthStatus.UNHEALTHY);
+    await driver.listen(socket);
+    await isTaken(driver);
+    const health = () => claims.health("gpu.example.com", "p", "d0");
+    await vi.waitFor(() => expect(health()).toBe("unhealthy"), { timeout: 10_000 });
+    expect(claims.health("gpu.example.com", "p", "d1")).toBe("unknown");
   });
 
   test("is asked again when it is back after it was killed", async () => {

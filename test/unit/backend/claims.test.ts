@@ -2,6 +2,11 @@
 import { create } from "@bufbuild/protobuf";
 import { describe, expect, test } from "vitest";
 import { NodePrepareResourceResponseSchema } from "../../../providers/local/plugins/api/dra/api.gen.js";
+import {
+  HealthStatus,
+  NodeWatchResourcesResponseSchema,
+} from "../../../providers/local/plugins/api/dra-health/api.gen.js";
+import type { HealthReport } from "../../../providers/local/plugins/claim-health.ts";
 import { capabilitiesOf } from "../../../providers/local/capabilities.ts";
 import { askedClaims } from "../../../providers/local/claims.ts";
 import type { DraPlugin } from "../../../providers/local/plugins/dra-plugin.ts";
@@ -47,6 +52,21 @@ class FakeDriver implements DraPlugin {
       this.ready.delete(uid);
     }
     return Object.fromEntries(claims.map(({ uid }) => [uid, { error: "" }]));
+  }
+
+  #report: (report: HealthReport) => void = () => {};
+
+  watchHealth(onReport: (report: HealthReport) => void): Promise<void> {
+    this.#report = onReport;
+    return new Promise(() => {});
+  }
+
+  /** Says how these devices of its pool are. */
+  tell(devices: Readonly<Record<string, HealthStatus>>, seconds = 0): void {
+    const reported = Object.entries(devices).map(([deviceName, health]) => ({
+      ...{ device: { poolName: "p", deviceName }, health, healthCheckTimeoutSeconds: BigInt(seconds) },
+    }));
+    this.#report(create(NodeWatchResourcesResponseSchema, { devices: reported }));
   }
 
   close(): void {}
@@ -261,6 +281,74 @@ describe("after the backend was killed", () => {
     world.claims.register(DRIVER, "/run/driver.sock");
     await world.advance(1_000);
     expect([(await world.machine()).state, [...driver.ready]]).toEqual(["failed", []]);
+  });
+});
+
+describe("the health of a claim's devices", () => {
+  const tells = { tellsHealth: true };
+  const shown = async (world: World) => (await world.machine()).containers.map(({ devices }) => devices);
+  const told = (health: string, resource = "claim:mine") => [{ resource, id: "example.com/gpu=u1", health }];
+
+  async function reporting(spec = claiming()) {
+    const { world, driver } = await worldWith();
+    const forget = world.claims.register(DRIVER, "/run/driver.sock", tells);
+    await world.create(spec);
+    return { world, driver, forget };
+  }
+
+  test("is what its driver says, and shown of the containers that have the claim", async () => {
+    const { world, driver } = await reporting();
+    expect(await shown(world)).toEqual([told("unknown"), undefined]);
+    driver.tell({ d0: HealthStatus.UNHEALTHY });
+    await world.advance(10);
+    expect(await shown(world)).toEqual([told("unhealthy"), undefined]);
+    driver.tell({ d0: HealthStatus.HEALTHY, other: HealthStatus.UNHEALTHY });
+    await world.advance(10);
+    expect(await shown(world)).toEqual([told("healthy"), undefined]);
+  });
+
+  test("is unknown when it was not said again in time", async () => {
+    const { world, driver } = await reporting();
+    driver.tell({ d0: HealthStatus.HEALTHY });
+    await world.advance(29_000);
+    expect(await shown(world)).toEqual([told("healthy"), undefined]);
+    await world.advance(31_000);
+    expect(await shown(world)).toEqual([told("unknown"), undefined]);
+  });
+
+  test("holds for as long as its driver says", async () => {
+    const { world, driver } = await reporting();
+    driver.tell({ d0: HealthStatus.HEALTHY }, 600);
+    await world.advance(590_000);
+    expect(await shown(world)).toEqual([told("healthy"), undefined]);
+  });
+
+  test("is unknown once the driver has gone", async () => {
+    const { world, driver, forget } = await reporting();
+    driver.tell({ d0: HealthStatus.HEALTHY }, 600);
+    await world.advance(10);
+    forget();
+    await world.advance(10);
+    expect(await shown(world)).toEqual([told("unknown"), undefined]);
+  });
+
+  test("is told of the request that the container names, once for each device", async () => {
+    const spec = claiming();
+    const claims = [
+      { name: "mine", request: "gpu" },
+      { name: "mine", request: "gpu" },
+      { name: "mine", request: "no" },
+    ];
+    const { world } = await reporting({ ...spec, containers: [{ name: "a", image: "i", claims }] });
+    expect(await shown(world)).toEqual([told("unknown", "claim:mine/gpu")]);
+  });
+
+  test("is not listened for where a plugin has nothing to say", async () => {
+    const { world, driver } = await worldWith(DRIVER);
+    await world.create(claiming());
+    driver.tell({ d0: HealthStatus.HEALTHY });
+    await world.advance(10);
+    expect(await shown(world)).toEqual([told("unknown"), undefined]);
   });
 });
 

@@ -14,6 +14,20 @@ function status(p: Pod, m: Machine | undefined, more: Partial<StatusInput> = {})
 
 const condition = (s: ReturnType<typeof status>, type: string) => s.conditions!.find((c) => c.type === type);
 
+test("of claims' devices those are told that the container names, as a kubelet does", () => {
+  const claims = [{ name: "gpu" }, { name: "nic", request: "fast" }];
+  const named = pod({ spec: { containers: [{ name: "app", image: "i", resources: { claims } }] } });
+  const devices = ["claim:gpu", "claim:nic/fast", "claim:extended-resources/c0"].map((resource) => ({
+    ...{ resource, id: "x.example/d=0", health: "healthy" as const },
+  }));
+  const { containerStatuses } = status(named, machine({ containers: [running("app", { devices })] }));
+  expect(containerStatuses?.[0]?.allocatedResourcesStatus).toEqual(
+    ["claim:gpu", "claim:nic/fast"].map((name) => ({
+      ...{ name, resources: [{ resourceID: "x.example/d=0", health: "Healthy" }] },
+    })),
+  );
+});
+
 test("devices are told with their health, as a kubelet does, of main containers alone", () => {
   const devices = [
     { resource: "v.example/gpu", id: "g0", health: "healthy" as const },

@@ -273,4 +273,25 @@ export const PROCESS_CHECKS: readonly Check[] = [
       );
     },
   },
+  {
+    name: "delete/no-create-comes-in-between",
+    why: "Between a machine's end and its tombstone there must be no moment in which a late create brings it back.",
+    async run(context: CheckContext) {
+      const id = context.id();
+      const signal = context.signal;
+      const spec = context.spec("trap 'exit 5' TERM; while true; do sleep 0.1; done", {
+        termination_grace_s: 20,
+        labels: context.labelsOf("in-between"),
+      });
+      await context.provider.createPod(id, spec, { signal });
+      await context.until(id, "its main container to run", (machine) => mainOf(machine).state === "running");
+      await context.delete(id, false);
+      await context.untilTrue("the machine to be deleted", async () => {
+        const { state } = await context.provider.getPod(id, { signal });
+        const call = context.provider.createPod(id, spec, { signal });
+        await context.expectCode(call, "gone", `a create of a machine that was ${state} after its DELETE`);
+        return state === "deleted";
+      });
+    },
+  },
 ];
