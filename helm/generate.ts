@@ -7,6 +7,7 @@ import { readFile, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { isMap, isScalar, parseDocument, stringify, type Node, type Pair } from "yaml";
 import { backendConfigSchema } from "../providers/local/config.ts";
+import { volumeBackendsSchema } from "../src/config/provider-schema.ts";
 import { agentFile, backendFile } from "../src/cli/config.ts";
 import { agentConfigSchema } from "../src/config/schema.ts";
 import { documentFields, fieldsTable, jsonSchemaOf } from "../src/config/reference.ts";
@@ -87,6 +88,7 @@ export async function generated(): Promise<Map<string, string>> {
   const values = valuesTable(documentValues(await readFile(join(chart, "values.yaml"), "utf8")));
   const agent = fieldsTable(documentFields(agentConfigSchema));
   const backend = fieldsTable(documentFields(backendConfigSchema));
+  const csi = fieldsTable(documentFields(volumeBackendsSchema));
   return new Map([
     [join(chart, "values.schema.json"), jsonText(valuesJsonSchema())],
     [join(schemas, "agent.schema.json"), jsonText(jsonSchemaOf(agentConfigSchema, "vmlet AgentConfig"))],
@@ -94,7 +96,7 @@ export async function generated(): Promise<Map<string, string>> {
     [join(examples, "vmlet.yaml"), agentFile("../../schemas/agent.schema.json")],
     [join(examples, "backend.yaml"), backendFile("../../schemas/backend.schema.json")],
     [readme, await withTables(readme, { values })],
-    [configuration, await withTables(configuration, { agent, backend })],
+    [configuration, await withTables(configuration, { agent, backend, csi })],
   ]);
 }
 

@@ -23,6 +23,7 @@ const resources = z.strictObject({
 const tag = z.string().regex(/^[\w][\w.-]{0,127}$|^$/);
 /** In a Secret that the chart mounts, or none. */
 const secretFile = z.string().regex(/^\/etc\/vmlet\/secrets\/[-a-z0-9.]+\/[-._a-zA-Z0-9]+$|^$/);
+const credentialFiles = { tokenFile: secretFile, caFile: secretFile, certFile: secretFile, keyFile: secretFile };
 const digest = z.string().regex(/^sha256:[0-9a-f]{64}$|^$/);
 
 const sidecar = z.strictObject({ tag, digest });
@@ -121,13 +122,10 @@ export const valuesSchema = z.strictObject({
   }),
   csi: z.strictObject({
     enabled: z.boolean(),
-    provider: z.strictObject({
-      url: z.string().regex(/^https:\/\/[^/@]+|^$/),
-      tokenFile: secretFile,
-      caFile: secretFile,
-      certFile: secretFile,
-      keyFile: secretFile,
-    }),
+    provider: z.strictObject({ url: z.string().regex(/^https:\/\/[^/@]+|^$/), ...credentialFiles }),
+    providers: z.array(
+      z.strictObject({ url: z.string().regex(/^https:\/\/[^/@]+/), ...z.object(credentialFiles).partial().shape }),
+    ),
     replicas: z.int().min(1).max(10),
     storageClasses: z.array(
       z.strictObject({

@@ -112,6 +112,7 @@ export async function startBackend(config: BackendConfig, options: BackendOption
     host: config.hostName,
     version,
     persistentVolumes: config.persistentVolumes,
+    zone: config.zone,
     startConcurrency: config.startConcurrency,
     logMaxBytes: logBytesOf(config),
     logMaxFiles: config.logs.maxFiles,

@@ -4,6 +4,7 @@ import { hostname } from "node:os";
 import { z } from "zod";
 import {
   ConfigError,
+  isLabelValue,
   parseFile,
   type ProviderCapacity,
   Quantity,
@@ -223,6 +224,14 @@ export const backendConfigSchema = z
       .default(true)
       .describe(
         "Whether volumes that outlive machines are offered, where the engine has them. false where stateDir may be gone before they are, as in a container: a cluster would count on what is lost. Volumes that machines have stay theirs. Default true.",
+      ),
+    zone: z
+      .string()
+      .min(1)
+      .refine(isLabelValue, "must be the value of a label: at most 63 letters, digits, '-', '_' and '.'")
+      .optional()
+      .describe(
+        "Where its machines and their volumes are. Needed where a cluster has the volumes of several backends: the name of this host, for example. The nodes get it as the label topology.volumes.vmlet.dev/zone, and pods go where their volumes are. Volumes keep the zone that they were made in. Default: none.",
       ),
     prewarm: z
       .strictObject({

@@ -89,6 +89,8 @@ interface LocalProviderOptions {
   capacity?: ProviderCapacity | undefined;
   /** Whether volumes that outlive machines are offered, where the engine has them. Default: they are. */
   persistentVolumes?: boolean | undefined;
+  /** Where its machines and their volumes are, for clusters with several such backends. */
+  zone?: string | undefined;
   /** Sandboxes and containers that may be starting at once. */
   startConcurrency?: number | undefined;
   logMaxBytes?: number | undefined;
@@ -310,6 +312,7 @@ export class LocalProvider implements Provider {
       ...(this.#engine.reserved !== undefined && { reserved: this.#engine.reserved }),
       ...(this.volumes !== undefined && this.#volumes?.classes && { volumeClasses: this.#volumes.classes }),
       ...(this.#engine.runtimeHandlers !== undefined && { runtimeHandlers: this.#engine.runtimeHandlers }),
+      ...(this.#options.zone !== undefined && { zone: this.#options.zone }),
     });
   }
 

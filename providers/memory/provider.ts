@@ -93,6 +93,8 @@ export interface MemoryProviderOptions {
   /** Default one hour. */
   tombstoneMs?: number | undefined;
   capacity?: ProviderCapacity | undefined;
+  /** Where its machines and volumes are. Default: there are no zones. */
+  zone?: string | undefined;
   /** More machines than this are refused with `quota`. */
   maxMachines?: number | undefined;
 }
@@ -121,6 +123,7 @@ export class MemoryProvider implements Provider {
     this.#events = new MachineEvents({ limit: options.historyLimit ?? 10_000 });
     this.#volumes = new MemoryVolumes({
       clock: this.#clock,
+      zone: options.zone,
       machines: () => this.#holders(),
       stop: (id) => this.#machines.get(id)?.machine.stop(0),
       call: (operation, id, signal, effect) => this.#volumeCall(operation, id, signal, effect),
@@ -161,6 +164,7 @@ export class MemoryProvider implements Provider {
       os: "linux",
       architecture: this.#options.architecture ?? goArchitecture(process.arch),
       ...(this.#capabilities.includes("volumes.persistent") && { volumeClasses: VOLUME_CLASSES }),
+      ...(this.#options.zone !== undefined && { zone: this.#options.zone }),
     }));
   }
 

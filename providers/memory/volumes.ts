@@ -40,14 +40,16 @@ export class MemoryVolumes {
 
   constructor(options: {
     clock: Clock;
+    zone: string | undefined;
     machines: () => Iterable<Holder>;
     stop: (machine: string) => void;
     call: Calls;
   }) {
-    const { clock, machines, stop, call } = options;
+    const { clock, zone, machines, stop, call } = options;
     let promised = 0;
     this.#book = new VolumeBook({
       clock,
+      zone,
       classes: VOLUME_CLASSES,
       fsTypes: ["ext4"],
       attachments: (id) => attachmentsOf(id, machines()),

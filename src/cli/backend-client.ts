@@ -1,7 +1,10 @@
 /** How a command reaches a backend of the Machine API: its options, and the client that they make. */
+import { readFileSync } from "node:fs";
 import type { Command } from "commander";
 import { HttpVmProvider } from "../../providers/http-vm/index.ts";
-import { ConfigError, configuredBy } from "../config/load.ts";
+import { ConfigError, configuredBy, parseFile } from "../config/load.ts";
+import { volumeBackendsSchema } from "../config/provider-schema.ts";
+import { toError } from "../util/errors.ts";
 
 export interface BackendClientFlags {
   backend?: string | undefined;
@@ -26,14 +29,24 @@ export function withCredentialOptions(command: Command): Command {
 export async function openBackend(flags: BackendClientFlags, what: string): Promise<HttpVmProvider> {
   const { backend, tokenFile, caFile, certFile, keyFile } = flags;
   if (backend === undefined) throw new ConfigError(`--backend is missing: the URL of ${what}`);
-  const credentials = {
-    ...(tokenFile !== undefined && { tokenFile }),
-    ...(caFile !== undefined && { caFile }),
-    ...(certFile !== undefined && { certFile }),
-    ...(keyFile !== undefined && { keyFile }),
-  };
+  const credentials = { tokenFile, caFile, certFile, keyFile };
   const allowPlainHttp = flags.allowPlainHttp === true;
   return await configuredBy("--backend", () =>
     Promise.resolve(new HttpVmProvider({ url: backend, allowPlainHttp, credentials })),
   );
+}
+
+/** All of a file of kind VolumeBackends. @throws ConfigError when one of them cannot be used */
+export async function openVolumeBackends(file: string): Promise<[HttpVmProvider, ...HttpVmProvider[]]> {
+  let text: string;
+  try {
+    text = readFileSync(file, "utf8");
+  } catch (thrown) {
+    throw new ConfigError(`cannot read the backends ${file}: ${toError(thrown).message}`, { cause: thrown });
+  }
+  const { backends } = parseFile(volumeBackendsSchema, text, file);
+  const [first, ...rest] = await configuredBy(file, () =>
+    Promise.resolve(backends.map(({ url, ...credentials }) => new HttpVmProvider({ url, credentials }))),
+  );
+  return [first!, ...rest];
 }

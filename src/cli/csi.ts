@@ -1,14 +1,15 @@
 /** `vmlet csi`: the CSI controller in front of a backend's volumes. */
 import { Command, Option } from "commander";
 import { Registry } from "prom-client";
+import type { HttpVmProvider } from "../../providers/http-vm/index.ts";
 import { ConfigError, configuredBy } from "../config/load.ts";
-import { CsiServer, whyNotReady } from "../csi/server.ts";
-import type { Provider } from "../provider/provider.ts";
+import { Backends } from "../csi/backends.ts";
+import { CsiServer } from "../csi/server.ts";
 import { HealthChecks, startHealthServer, type HealthServer } from "../telemetry/health.ts";
 import { createLogger, type Logger, type LogFormat, type LogLevel } from "../telemetry/logger.ts";
 import { collectProcessFigures } from "../telemetry/process-figures.ts";
 import { untilAborted } from "../util/abort.ts";
-import { type BackendClientFlags, openBackend, withCredentialOptions } from "./backend-client.ts";
+import { type BackendClientFlags, openBackend, openVolumeBackends, withCredentialOptions } from "./backend-client.ts";
 import { openNoDebugger, portNumber, signalToStop } from "./exit.ts";
 import { outliveFaults, PROGRAM_FOLDER } from "./faults.ts";
 import { logFormatOption } from "./log-format.ts";
@@ -19,6 +20,7 @@ import { VERSION } from "./version.ts";
 const READY_TIMEOUT_MS = 4_000;
 
 interface Flags extends BackendClientFlags {
+  backends?: string | undefined;
   endpoint: string;
   clusterId?: string | undefined;
   address: string;
@@ -36,6 +38,10 @@ export function csiCommand(): Command {
     )
     .option("--endpoint <address>", "unix socket on which the sidecars ask", "unix:///csi/csi.sock")
     .option("--backend <url>", "Machine API with the volumes: https://host:port, http:// on loopback, or unix:///path")
+    .option(
+      "--backends <file>",
+      "instead of --backend: several Machine APIs with volumes, each of a zone of its own, in a file of kind VolumeBackends",
+    )
     .option("--cluster-id <id>", "as the agents have it (clusterId): whose volumes these are");
   return withCredentialOptions(command)
     .option(
@@ -46,7 +52,7 @@ export function csiCommand(): Command {
     .option("--address <address>", "what the health port listens on", "0.0.0.0")
     .option(
       "--health-port <port>",
-      "port of /livez, /readyz (does the backend answer?) and /metrics (plain HTTP); 0 picks a free one. Default: none",
+      "port of /livez, /readyz (does a backend answer?) and /metrics (plain HTTP); 0 picks a free one. Default: none",
       portNumber,
     )
     .addOption(
@@ -58,7 +64,7 @@ export function csiCommand(): Command {
 
 async function run(flags: Flags): Promise<void> {
   const stop = signalToStop();
-  const { backend, clusterId, endpoint } = flags;
+  const { clusterId, endpoint } = flags;
   if (clusterId === undefined || clusterId === "")
     throw new ConfigError("--cluster-id is missing: give the agents' clusterId, by default the UID of kube-system");
   const socket = /^(?:unix:(?:\/\/)?)?(\/.+)$/.exec(endpoint)?.[1];
@@ -66,38 +72,51 @@ async function run(flags: Flags): Promise<void> {
   const logger = createLogger({ level: flags.logLevel, format: flags.logFormat });
   openNoDebugger(logger);
   const { fatal } = outliveFaults(logger, { ownFolder: PROGRAM_FOLDER });
-  const provider = await openBackend(flags, "the Machine API with the volumes");
+  const providers = await openAll(flags);
+  const backends = new Backends(providers);
   const { kubeconfig } = flags;
   const nodes =
     flags.outOfService === true
       ? await configuredBy("--kubeconfig", () => Promise.resolve(readOutOfService({ kubeconfig, logger })))
       : undefined;
   const server = new CsiServer({
-    ...{ provider, clusterId, version: VERSION, logger },
+    ...{ backends, clusterId, version: VERSION, logger },
     isOutOfService: nodes && ((name, signal) => nodes.isOutOfService(name, signal)),
   });
   await configuredBy("--endpoint", () => server.listen(socket));
-  const health = await configuredBy("--address, --health-port", () => serveHealth(flags, provider, logger));
-  logger.info({ endpoint, backend, healthPort: health?.port }, "The CSI driver answers");
+  const health = await configuredBy("--address, --health-port", () => serveHealth(flags, backends, logger));
+  logger.info(
+    { endpoint, backend: flags.backends ?? flags.backend, healthPort: health?.port },
+    "The CSI driver answers",
+  );
   await untilAborted(AbortSignal.any([stop, fatal]));
   await health?.close();
   await server.close();
   await nodes?.close();
-  await provider.close();
+  for (const provider of providers) await provider.close();
   fatal.throwIfAborted();
 }
 
-/** Ready while the backend answers and has volumes: that it is away must restart nothing. */
+/** @throws ConfigError when it is not said which, or one cannot be used */
+async function openAll(flags: Flags): Promise<[HttpVmProvider, ...HttpVmProvider[]]> {
+  const { backends, backend, tokenFile, caFile, certFile, keyFile } = flags;
+  if (backends === undefined) return [await openBackend(flags, "the Machine API with the volumes")];
+  if ([backend, tokenFile, caFile, certFile, keyFile].some((each) => each !== undefined))
+    throw new ConfigError("--backends: the file has all backends and their credentials; leave the options of one out");
+  return await openVolumeBackends(backends);
+}
+
+/** Ready while a backend answers and has volumes: that it is away must restart nothing. */
 async function serveHealth(
   { address: host, healthPort }: Flags,
-  provider: Provider,
+  backends: Backends,
   logger: Logger,
 ): Promise<HealthServer | undefined> {
   if (healthPort === undefined) return undefined;
   const registry = new Registry();
   collectProcessFigures(registry);
   const readyz = new HealthChecks("readyz");
-  readyz.add("backend", () => whyNotReady(provider, AbortSignal.timeout(READY_TIMEOUT_MS)));
+  readyz.add("backend", () => backends.whyNotReady(AbortSignal.timeout(READY_TIMEOUT_MS)));
   return await startHealthServer({
     host,
     port: healthPort,

@@ -14,6 +14,7 @@ import {
   VolumeCapabilitySchema,
   VolumeCapability_AccessMode_Mode as Mode,
 } from "../csi/api.gen.js";
+import { Backends } from "../csi/backends.ts";
 import { ControllerService } from "../csi/controller.ts";
 import type { VolumeAccess, VolumeDriver } from "../devcluster/index.ts";
 import { CSI_DRIVER } from "../provider/csi-names.ts";
@@ -46,7 +47,7 @@ const capacityOf = (bytes: number) => create(CapacityRangeSchema, { requiredByte
 export async function volumeDriverOf(provider: Provider, clusterId: string): Promise<VolumeDriver | undefined> {
   const { capabilities } = await provider.getInfo(call());
   if (!capabilities.includes("volumes.persistent")) return undefined;
-  const controller = new ControllerService({ provider, clusterId });
+  const controller = new ControllerService({ backends: new Backends([provider]), clusterId });
   return {
     name: CSI_DRIVER,
     async create({ name, bytes, claim, parameters, ...access }) {

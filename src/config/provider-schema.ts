@@ -2,24 +2,29 @@
 import { z } from "zod";
 import { duration, pairUp, quantity } from "./fields.ts";
 
+/** How a Machine API is reached. */
+const reachedBy = {
+  url: z
+    .string()
+    .regex(
+      /^(https:\/\/|unix:\/|http:\/\/(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?(\/|$))/,
+      "must begin with https:// or unix:/; plain http:// shows every secret to the network and is for 127.0.0.1 only",
+    )
+    .refine((url) => !/^https?:\/\/[^/]*@/.test(url), "credentials do not belong in an address; use tokenFile")
+    .refine((url) => !/^https?:/.test(url) || url.includes("@") || URL.canParse(url), {
+      error: ({ input }) => `the backend's address ${String(input)} is no URL; give https://host:port`,
+    })
+    .describe("Base address of the Machine API: https://host:port or unix:/path/to/socket; http:// on loopback."),
+  tokenFile: z.string().optional().describe("File with the bearer token; read again when it changes."),
+  caFile: z.string().optional().describe("CA certificates that sign the backend's certificate (PEM)."),
+  certFile: z.string().optional().describe("Client certificate for mutual TLS (PEM)."),
+  keyFile: z.string().optional().describe("Key of the client certificate (PEM)."),
+};
+
 const httpVmSchema = z
   .strictObject({
     type: z.literal("http-vm"),
-    url: z
-      .string()
-      .regex(
-        /^(https:\/\/|unix:\/|http:\/\/(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?(\/|$))/,
-        "must begin with https:// or unix:/; plain http:// shows every secret to the network and is for 127.0.0.1 only",
-      )
-      .refine((url) => !/^https?:\/\/[^/]*@/.test(url), "credentials do not belong in an address; use tokenFile")
-      .refine((url) => !/^https?:/.test(url) || url.includes("@") || URL.canParse(url), {
-        error: ({ input }) => `the backend's address ${String(input)} is no URL; give https://host:port`,
-      })
-      .describe("Base address of the Machine API: https://host:port or unix:/path/to/socket; http:// on loopback."),
-    tokenFile: z.string().optional().describe("File with the bearer token; read again when it changes."),
-    caFile: z.string().optional().describe("CA certificates that sign the backend's certificate (PEM)."),
-    certFile: z.string().optional().describe("Client certificate for mutual TLS (PEM)."),
-    keyFile: z.string().optional().describe("Key of the client certificate (PEM)."),
+    ...reachedBy,
     concurrency: z.int().min(1).max(1000).default(32).describe("Calls under way at once."),
     requestsPerSecond: z
       .number()
@@ -28,6 +33,20 @@ const httpVmSchema = z
       .describe("Sustained rate of calls; short bursts may be twice as many."),
   })
   .superRefine(pairUp);
+
+/** `vmlet csi --backends`: all backends with volumes. */
+export const volumeBackendsSchema = z.strictObject({
+  apiVersion: z.literal("vmlet.dev/v1").describe("Version of the file's format."),
+  kind: z.literal("VolumeBackends").describe("What the file is."),
+  backends: z
+    .array(z.strictObject(reachedBy).superRefine(pairUp))
+    .min(1)
+    .max(1000)
+    .refine((all) => new Set(all.map(({ url }) => url)).size === all.length, "names a backend twice")
+    .describe(
+      "Machine APIs with volumes. Of several, each has a `zone` in its own configuration, and no two the same.",
+    ),
+});
 
 const memorySchema = z.strictObject({
   type: z.literal("memory"),

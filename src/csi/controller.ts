@@ -15,8 +15,7 @@ import { Code, ConnectError, type HandlerContext } from "@connectrpc/connect";
 import { nodeNameOf, ZONE_KEY } from "../provider/csi-names.ts";
 import { clusterPrefix, LABEL_CLUSTER } from "../provider/owner.ts";
 import { isProviderError } from "../provider/errors.ts";
-import type { Provider } from "../provider/provider.ts";
-import type { PersistentVolume, VolumeProvider } from "../provider/volume.ts";
+import type { PersistentVolume } from "../provider/volume.ts";
 import {
   type ControllerExpandVolumeRequest,
   type ControllerPublishVolumeRequest,
@@ -31,19 +30,12 @@ import {
   type ValidateVolumeCapabilitiesRequest,
   ControllerServiceCapability_RPC_Type as Rpc,
 } from "./api.gen.js";
+import type { Backend, Backends, FoundVolume } from "./backends.ts";
 import { invalid, orAbsent } from "./errors.ts";
 import { pageOf } from "./pages.ts";
-import {
-  bytesOf,
-  canExclude,
-  isForOneNode,
-  isVolumeId,
-  LABEL_SNAPSHOT,
-  specOf,
-  unmetCapability,
-  volumeIdOf,
-} from "./requests.ts";
+import { bytesOf, canExclude, isForOneNode, LABEL_SNAPSHOT, specOf, unmetCapability } from "./requests.ts";
 import { Snapshots } from "./snapshots.ts";
+import { volumeIdOf } from "./volume-ids.ts";
 
 const RPCS: readonly Rpc[] = [
   Rpc.CREATE_DELETE_VOLUME,
@@ -59,7 +51,7 @@ const RPCS: readonly Rpc[] = [
 const COPYING_RPCS: readonly Rpc[] = [Rpc.CLONE_VOLUME, Rpc.CREATE_DELETE_SNAPSHOT, Rpc.LIST_SNAPSHOTS];
 
 export interface ControllerOptions {
-  provider: Provider;
+  backends: Backends;
   /** As the agents have it: whose volumes these are. */
   clusterId: string;
   /**
@@ -72,22 +64,19 @@ export interface ControllerOptions {
 type Call = Pick<HandlerContext, "signal">;
 
 export class ControllerService {
-  readonly #provider: Provider;
-  readonly #volumes: VolumeProvider;
+  readonly #backends: Backends;
   readonly #clusterId: string;
   readonly #cluster: string;
   readonly #snapshots: Snapshots;
   readonly #isOutOfService: NonNullable<ControllerOptions["isOutOfService"]>;
 
-  /** @throws Error for a backend that has no volumes */
-  constructor({ provider, clusterId, isOutOfService = () => Promise.resolve(false) }: ControllerOptions) {
-    this.#provider = provider;
+  constructor({ backends, clusterId, isOutOfService = () => Promise.resolve(false) }: ControllerOptions) {
+    this.#backends = backends;
     this.#isOutOfService = isOutOfService;
-    this.#volumes = volumesOf(provider);
     this.#clusterId = clusterId;
     this.#cluster = clusterPrefix(clusterId);
     this.#snapshots = new Snapshots({
-      volumes: this.#volumes,
+      backends: this.#backends,
       clusterId,
       cluster: this.#cluster,
       findVolume: (id, signal) => this.#find(id, signal),
@@ -95,17 +84,19 @@ export class ControllerService {
   }
 
   async controllerGetCapabilities(_request: object, { signal }: Call) {
-    const { capabilities } = await this.#provider.getInfo({ signal });
-    const rpcs = capabilities.includes("volumes.clone") ? [...RPCS, ...COPYING_RPCS] : RPCS;
+    const capabilities = await this.#backends.capabilities(signal);
+    const rpcs = capabilities.has("volumes.clone") ? [...RPCS, ...COPYING_RPCS] : RPCS;
     return { capabilities: rpcs.map((type) => ({ type: { case: "rpc" as const, value: { type } } })) };
   }
 
   async createVolume(request: CreateVolumeRequest, { signal }: Call) {
-    const info = await this.#provider.getInfo({ signal });
-    const id = volumeIdOf(this.#clusterId, request.name);
-    const source = await this.#sourceOf(request, id, signal);
+    const found = await this.#sourceOf(request, signal);
+    const backend = found?.backend ?? (await this.#backends.ofRequirement(request.accessibilityRequirements, signal));
+    const info = await this.#backends.info(backend, signal);
+    const id = volumeIdOf(this.#clusterId, request.name, this.#backends.tagOf(info));
+    const source = found?.volume ?? (await this.#goneSource(request, id, signal));
     const spec = specOf(this.#clusterId, info, request, source);
-    const volume = await this.#volumes.create(id, spec, { signal });
+    const volume = await backend.volumes.create(id, spec, { signal });
     if (volume.state !== "available")
       throw new ConnectError(`volume ${volume.id} is ${volume.state} yet`, Code.Unavailable);
     const limit = Number(request.capacityRange?.limitBytes ?? 0);
@@ -117,22 +108,19 @@ export class ControllerService {
     return { volume: { ...told(volume), contentSource: request.volumeContentSource } };
   }
 
-  /** What it is to be a copy of; of a volume that was made already, that may be gone. @throws ConnectError not found */
-  async #sourceOf(
-    { volumeContentSource: from }: CreateVolumeRequest,
-    id: string,
-    signal: AbortSignal,
-  ): Promise<Pick<PersistentVolume, "id" | "size_bytes"> | undefined> {
-    const { type } = from ?? {};
+  /** What it is to be a copy of, if that is there. */
+  async #sourceOf({ volumeContentSource }: CreateVolumeRequest, signal: AbortSignal): Promise<FoundVolume | undefined> {
+    const { type } = volumeContentSource ?? {};
+    if (type?.case === "volume") return await orAbsent(this.#find(type.value.volumeId, signal));
+    return type?.case === "snapshot" ? await this.#snapshots.find(type.value.snapshotId, signal) : undefined;
+  }
+
+  /** Of a copy that was made already, its source may be gone. @throws ConnectError not found, for one that was not */
+  async #goneSource({ volumeContentSource }: CreateVolumeRequest, id: string, signal: AbortSignal) {
+    const { type } = volumeContentSource ?? {};
     if (type?.case === undefined) return undefined;
     const sourceId = type.case === "volume" ? type.value.volumeId : type.value.snapshotId;
-    const found =
-      type.case === "volume"
-        ? await orAbsent(this.#find(sourceId, signal))
-        : await this.#snapshots.find(sourceId, signal);
-    if (found !== undefined) return found;
-    const made = await orAbsent(this.#find(id, signal));
-    if (made !== undefined) return { id: sourceId, size_bytes: 0 };
+    if ((await orAbsent(this.#find(id, signal))) !== undefined) return { id: sourceId, size_bytes: 0 };
     throw new ConnectError(`there is no ${type.case} ${sourceId}`, Code.NotFound);
   }
 
@@ -151,8 +139,8 @@ export class ControllerService {
   async deleteVolume({ volumeId }: DeleteVolumeRequest, { signal }: Call) {
     if (volumeId === "") throw invalid("the volume's id is missing");
     // One of another cluster is none of this driver's, and what never was is gone.
-    const volume = await orAbsent(this.#find(volumeId, signal));
-    if (volume !== undefined) await this.#volumes.delete(volumeId, { signal });
+    const found = await orAbsent(this.#find(volumeId, signal));
+    if (found !== undefined) await found.backend.volumes.delete(volumeId, { signal });
     return {};
   }
 
@@ -162,40 +150,40 @@ export class ControllerService {
   ) {
     if (volumeId === "" || nodeId === "") throw invalid("the id of the volume or of the node is missing");
     if (volumeCapability === undefined) throw invalid("the volume's capability is missing");
-    const volume = await this.#find(volumeId, signal);
+    const { volume, backend } = await this.#find(volumeId, signal);
     if (nodeNameOf(this.#clusterId, nodeId) === undefined)
       throw new ConnectError(`there is no node ${nodeId}`, Code.NotFound);
-    const info = await this.#provider.getInfo({ signal });
+    const info = await this.#backends.info(backend, signal);
     const unmet = unmetCapability([volumeCapability], info, volume);
     if (unmet !== undefined) throw invalid(unmet);
     // Its class might let others have it, but its owner has counted on one: two databases would write to one folder.
     const exclusive = isForOneNode(volumeCapability) && canExclude(info);
-    await this.#volumes.reserve(volumeId, nodeId, { signal, readOnly: readonly, ...(exclusive && { exclusive }) });
+    await backend.volumes.reserve(volumeId, nodeId, { signal, readOnly: readonly, ...(exclusive && { exclusive }) });
     return {};
   }
 
   async controllerUnpublishVolume({ volumeId, nodeId }: ControllerUnpublishVolumeRequest, { signal }: Call) {
     if (volumeId === "") throw invalid("the volume's id is missing");
-    const volume = await orAbsent(this.#find(volumeId, signal));
-    for (const { name } of volume?.reservations ?? [])
-      if (nodeId === "" || name === nodeId) await this.#release(volumeId, name, signal);
+    const found = await orAbsent(this.#find(volumeId, signal));
+    for (const { name } of found?.volume.reservations ?? [])
+      if (nodeId === "" || name === nodeId) await this.#release(found!, name, signal);
     return {};
   }
 
   /** @throws ProviderError in_use until nothing of the node can write, by force or without */
-  async #release(id: string, reservation: string, signal: AbortSignal): Promise<void> {
+  async #release({ volume: { id }, backend }: FoundVolume, reservation: string, signal: AbortSignal): Promise<void> {
     try {
-      await this.#volumes.release(id, reservation, { signal });
+      await backend.volumes.release(id, reservation, { signal });
     } catch (thrown) {
-      if (!isProviderError(thrown, "in_use") || !(await this.#mayForce(reservation, signal))) throw thrown;
-      await this.#volumes.release(id, reservation, { signal, force: true });
+      if (!isProviderError(thrown, "in_use") || !(await this.#mayForce(backend, reservation, signal))) throw thrown;
+      await backend.volumes.release(id, reservation, { signal, force: true });
     }
   }
 
-  async #mayForce(nodeId: string, signal: AbortSignal): Promise<boolean> {
+  async #mayForce(backend: Backend, nodeId: string, signal: AbortSignal): Promise<boolean> {
     const name = nodeNameOf(this.#clusterId, nodeId);
     if (name === undefined || !(await this.#isOutOfService(name, signal))) return false;
-    return (await this.#provider.getInfo({ signal })).capabilities.includes("volumes.force_release");
+    return (await this.#backends.info(backend, signal)).capabilities.includes("volumes.force_release");
   }
 
   async validateVolumeCapabilities(
@@ -204,13 +192,13 @@ export class ControllerService {
   ) {
     if (volumeId === "" || volumeCapabilities.length === 0)
       throw invalid("the volume's id or its capabilities are missing");
-    const volume = await this.#find(volumeId, signal);
-    const message = unmetCapability(volumeCapabilities, await this.#provider.getInfo({ signal }), volume);
+    const { volume, backend } = await this.#find(volumeId, signal);
+    const message = unmetCapability(volumeCapabilities, await this.#backends.info(backend, signal), volume);
     return message === undefined ? { confirmed: { volumeCapabilities } } : { message };
   }
 
   async listVolumes({ maxEntries, startingToken }: ListVolumesRequest, { signal }: Call) {
-    const { items } = await this.#volumes.list({ signal, labels: { [LABEL_CLUSTER]: this.#cluster } });
+    const items = await this.#backends.list({ [LABEL_CLUSTER]: this.#cluster }, signal);
     const volumes = items.filter(({ labels }) => labels[LABEL_SNAPSHOT] === undefined);
     const { page, nextToken } = pageOf(volumes, { maxEntries, startingToken });
     return {
@@ -223,11 +211,12 @@ export class ControllerService {
   }
 
   async getCapacity({ parameters, accessibleTopology }: GetCapacityRequest, { signal }: Call) {
-    const { available_bytes, minimum_bytes, maximum_bytes } = await this.#volumes.getCapacity({
-      signal,
-      class: parameters["class"],
-      zone: accessibleTopology?.segments[ZONE_KEY],
-    });
+    const zone = accessibleTopology?.segments[ZONE_KEY];
+    const backend = zone === undefined ? this.#backends.only : await this.#backends.ofZone(zone, signal);
+    // What all have together is in no one place.
+    if (backend === undefined) return { availableCapacity: 0n };
+    const options = { signal, class: parameters["class"], zone };
+    const { available_bytes, minimum_bytes, maximum_bytes } = await backend.volumes.getCapacity(options);
     return {
       availableCapacity: BigInt(available_bytes),
       ...(minimum_bytes !== undefined && { minimumVolumeSize: BigInt(minimum_bytes) }),
@@ -240,32 +229,27 @@ export class ControllerService {
     { signal }: Call,
   ) {
     if (capacityRange === undefined) throw invalid("the size is missing");
-    const volume = await this.#find(volumeId, signal);
+    const { volume, backend } = await this.#find(volumeId, signal);
     const bytes = bytesOf(capacityRange);
     if (volumeCapability !== undefined) {
-      const unmet = unmetCapability([volumeCapability], await this.#provider.getInfo({ signal }), volume);
+      const unmet = unmetCapability([volumeCapability], await this.#backends.info(backend, signal), volume);
       if (unmet !== undefined) throw invalid(unmet);
     }
-    const { size_bytes } = await this.#volumes.resize(volumeId, bytes, { signal });
+    const { size_bytes } = await backend.volumes.resize(volumeId, bytes, { signal });
     // The backend has let its file system grow, too.
     return { capacityBytes: BigInt(size_bytes), nodeExpansionRequired: false };
   }
 
   /** One of this cluster's. @throws ConnectError */
-  async #find(id: string, signal: AbortSignal): Promise<PersistentVolume> {
+  async #find(id: string, signal: AbortSignal): Promise<FoundVolume> {
     if (id === "") throw invalid("the volume's id is missing");
-    const volume = isVolumeId(id) ? await orAbsent(this.#volumes.get(id, { signal })) : undefined;
-    const isOurs = volume?.labels[LABEL_CLUSTER] === this.#cluster && volume.labels[LABEL_SNAPSHOT] === undefined;
-    if (volume === undefined || volume.state === "deleted" || !isOurs)
+    const found = await this.#backends.find(id, signal);
+    const { labels, state } = found?.volume ?? {};
+    const isOurs = labels?.[LABEL_CLUSTER] === this.#cluster && labels[LABEL_SNAPSHOT] === undefined;
+    if (found === undefined || state === "deleted" || !isOurs)
       throw new ConnectError(`there is no volume ${id}`, Code.NotFound);
-    return volume;
+    return found;
   }
-}
-
-/** @throws Error for a backend that has none */
-function volumesOf({ volumes }: Provider): VolumeProvider {
-  if (volumes === undefined) throw new Error("the backend has no volumes that outlive machines");
-  return volumes;
 }
 
 /** A volume in CSI's words. */

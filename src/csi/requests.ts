@@ -1,5 +1,4 @@
 /** What CSI's requests ask of a volume, in the Machine API's words. */
-import { createHash } from "node:crypto";
 import { Code, ConnectError } from "@connectrpc/connect";
 import { ZONE_KEY } from "../provider/csi-names.ts";
 import { clusterPrefix, LABEL_CLUSTER, LABEL_NAMESPACE } from "../provider/owner.ts";
@@ -22,28 +21,6 @@ const DEFAULT_BYTES = 2 ** 30;
 export const LABEL_SNAPSHOT = "vmlet.dev/snapshot-of";
 /** Of a pod's claim, when the provisioner says it (`--extra-create-metadata`). */
 const LABEL_CLAIM = "vmlet.dev/claim";
-
-const PLAIN_NAME = /^[a-z0-9]([-a-z0-9.]{0,108}[a-z0-9])?$/;
-
-/**
- * The volume's id: the same for the same name each time, so that a create whose answer was lost makes no second one. It
- * shows the name where that can be an id; clusters that share a backend have different ones.
- */
-export function volumeIdOf(clusterId: string, name: string): string {
-  const shown = PLAIN_NAME.test(name) ? name : shortened(name);
-  return `${clusterPrefix(clusterId)}.${shown}`;
-}
-
-/** True for what can be the id of a volume at all. */
-export const isVolumeId = (id: string): boolean => /^[a-z0-9]([-a-z0-9.]{0,126}[a-z0-9])?$/.test(id);
-
-/** The same of a snapshot, which is a volume too, and its name another's. */
-export function snapshotIdOf(clusterId: string, name: string): string {
-  const shown = PLAIN_NAME.test(name) && name.length <= 80 ? name : shortened(name);
-  return `${clusterPrefix(clusterId)}.snapshot--${shown}`;
-}
-
-const shortened = (name: string): string => createHash("sha256").update(name).digest("hex").slice(0, 40);
 
 /**
  * @param source the volume that it is to begin as a copy of

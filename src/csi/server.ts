@@ -7,7 +7,6 @@ import { Code, ConnectError } from "@connectrpc/connect";
 import { connectNodeAdapter } from "@connectrpc/connect-node";
 import { removeStaleSocket, withoutHost } from "../http/listen.ts";
 import { CSI_DRIVER } from "../provider/csi-names.ts";
-import type { Provider } from "../provider/provider.ts";
 import type { Logger } from "../telemetry/logger.ts";
 import {
   Controller,
@@ -15,6 +14,7 @@ import {
   PluginCapability_Service_Type as Service,
   PluginCapability_VolumeExpansion_Type as Expansion,
 } from "./api.gen.js";
+import type { Backends } from "./backends.ts";
 import { type ControllerOptions, ControllerService } from "./controller.ts";
 import { csiError } from "./errors.ts";
 
@@ -37,7 +37,7 @@ export class CsiServer {
       withoutHost(
         connectNodeAdapter({
           routes: (router) => {
-            router.service(Identity, identityService(options));
+            router.service(Identity, identityService(options.backends, options.version));
             router.service(Controller, new ControllerService(options));
             options.routes?.(router);
           },
@@ -72,23 +72,12 @@ export class CsiServer {
   }
 }
 
-/** In a few words; undefined when the backend has volumes. @throws Error when it does not answer */
-export async function whyNotReady(provider: Provider, signal: AbortSignal): Promise<string | undefined> {
-  const { capabilities } = await provider.getInfo({ signal });
-  return capabilities.includes("volumes.persistent")
-    ? undefined
-    : "the backend lacks the capability volumes.persistent";
-}
-
-function identityService({ provider, version }: CsiServerOptions) {
+function identityService(backends: Backends, version: string) {
   return {
     getPluginInfo: () => ({ name: CSI_DRIVER, vendorVersion: version }),
     async getPluginCapabilities(_request: unknown, { signal }: { signal: AbortSignal }) {
-      const { zone } = await provider.getInfo({ signal });
-      const services = [
-        Service.CONTROLLER_SERVICE,
-        ...(zone === undefined ? [] : [Service.VOLUME_ACCESSIBILITY_CONSTRAINTS]),
-      ];
+      const hasZones = await backends.hasZones(signal);
+      const services = [Service.CONTROLLER_SERVICE, ...(hasZones ? [Service.VOLUME_ACCESSIBILITY_CONSTRAINTS] : [])];
       return {
         capabilities: [
           ...services.map((type) => ({ type: { case: "service" as const, value: { type } } })),
@@ -97,7 +86,7 @@ function identityService({ provider, version }: CsiServerOptions) {
       };
     },
     async probe(_request: unknown, { signal }: { signal: AbortSignal }) {
-      const why = await whyNotReady(provider, signal);
+      const why = await backends.whyNotReady(signal);
       if (why === undefined) return { ready: true };
       throw new ConnectError(why, Code.FailedPrecondition);
     },

@@ -340,8 +340,9 @@ export class VolumeBook implements VolumeProvider {
     const { id, state, zone, reservations, message } = record.volume;
     if (state !== "available")
       throw new ProviderError("unavailable", `volume ${id} is ${state}${message === undefined ? "" : `: ${message}`}`);
-    if (zone !== this.#options.zone)
-      throw new ProviderError("out_of_zone", `volume ${id} is in zone ${zone ?? "(none)"}, not here`, { field });
+    // One that was made before the backend had a zone is where its backend is.
+    if (zone !== undefined && zone !== this.#options.zone)
+      throw new ProviderError("out_of_zone", `volume ${id} is in zone ${zone}, not here`, { field });
     const { reservation: named, read_only = false } = claim;
     const reservation = reservations.find(({ name }) => name === named);
     if (reservation === undefined && (reservations.length > 0 || named !== undefined)) {

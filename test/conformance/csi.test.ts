@@ -10,6 +10,7 @@ import { HttpVmProvider, MachineApiServer } from "../../providers/http-vm/index.
 import { MemoryProvider } from "../../providers/memory/index.ts";
 import { Node } from "../../src/csi/api.gen.js";
 import { csiNodeId } from "../../src/provider/csi-names.ts";
+import { Backends } from "../../src/csi/backends.ts";
 import { CsiServer } from "../../src/csi/server.ts";
 import { silentLogger } from "../../src/telemetry/logger.ts";
 import { buildCsiSanity } from "../e2e/harness/build.ts";
@@ -27,7 +28,7 @@ test("the driver passes all checks of CSI's identity and controller", { timeout:
   const { url } = await server.listen({ socketPath: join(folder, "api.sock") });
   const provider = new HttpVmProvider({ url, pacing: { perSecond: 1000, burst: 1000 } });
   const driver = new CsiServer({
-    provider,
+    backends: new Backends([provider]),
     clusterId: CLUSTER,
     version: "test",
     logger: silentLogger,

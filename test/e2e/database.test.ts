@@ -38,7 +38,7 @@ describe.skipIf(version === undefined || missing.length > 0)("PostgreSQL on a vo
     });
     const { cluster, backend, nodeName } = env;
     await startVolumeDriver({
-      ...{ cluster, nodeName, clusterId: "e2e", provider: backend.provider },
+      ...{ cluster, nodes: [{ name: nodeName, provider: backend.provider }], clusterId: "e2e" },
       csi: {
         storageClasses: [{ name: "vmlet", annotations: { "storageclass.kubernetes.io/is-default-class": "true" } }],
       },

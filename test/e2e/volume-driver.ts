@@ -3,7 +3,7 @@
  * and the rights of its ServiceAccount; only sockets, ports and files are other ones. Beside it the snapshot controller, of
  * which a cluster has one whatever drivers there are.
  */
-import { readdir } from "node:fs/promises";
+import { readdir, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { installChart, type Installation } from "./helm-install.ts";
 import { restartable, type RestartableProcess } from "./harness/agent.ts";
@@ -22,7 +22,8 @@ import { freePort } from "./harness/ports.ts";
 import { waitFor } from "./harness/wait.ts";
 
 const RELEASE = "disks";
-const SECRET = "/etc/vmlet/secrets/vm-api/token";
+/** As the chart has it of the Secret with a node's token. */
+const secretFile = (secret: string) => `/etc/vmlet/secrets/${secret}/token`;
 const SIDECARS: Record<string, () => Promise<string>> = {
   provisioner: buildCsiProvisioner,
   attacher: buildCsiAttacher,
@@ -42,16 +43,15 @@ export interface VolumeDriver {
 
 export interface VolumeDriverOptions {
   cluster: Cluster;
-  /** As the agents have it. */
-  provider: { type: "http-vm"; url: string; tokenFile: string };
+  /** As the agents have them. */
+  nodes: readonly { name: string; provider: { type: "http-vm"; url: string; tokenFile: string } }[];
   clusterId: string;
-  nodeName: string;
   /** The chart's `csi`. */
   csi?: Json;
 }
 
 export async function startVolumeDriver(options: VolumeDriverOptions): Promise<VolumeDriver> {
-  const { cluster, provider, clusterId, nodeName, csi = {} } = options;
+  const { cluster, nodes, clusterId, csi = {} } = options;
   const { sandbox, admin, adminKubeconfig } = cluster;
   const programs = await Promise.all(
     Object.entries(SIDECARS).map(async ([name, build]) => [name, await build()] as const),
@@ -62,8 +62,8 @@ export async function startVolumeDriver(options: VolumeDriverOptions): Promise<V
 
   const chart = await installChart(cluster, RELEASE, {
     clusterId,
-    existingSecrets: ["vm-api"],
-    nodes: [{ name: nodeName, provider: { type: "http-vm", url: provider.url, tokenFile: SECRET } }],
+    existingSecrets: nodes.map(({ name }) => name),
+    nodes: nodes.map(({ name, provider }) => ({ name, provider: { ...provider, tokenFile: secretFile(name) } })),
     csi: { enabled: true, ...csi },
   });
   // They run here, and no image of them could be pulled.
@@ -75,12 +75,17 @@ export async function startVolumeDriver(options: VolumeDriverOptions): Promise<V
   const { containers } = chart.objects.find(({ kind, metadata }) => kind === "Deployment" && metadata.name === account)!
     .spec.template.spec;
   const socket = join(sandbox.dir, "csi.sock");
+  const withTokens = (text: string) =>
+    nodes.reduce((all, { name, provider }) => all.replaceAll(secretFile(name), provider.tokenFile), text);
+  const backendsFile = join(sandbox.dir, "backends.yaml");
+  const backends = chart.objects.find(({ kind, metadata }) => kind === "ConfigMap" && metadata.name === account);
+  if (backends !== undefined) await writeFile(backendsFile, withTokens(backends.data["backends.yaml"]));
   const argsOf = async (container: Json): Promise<[args: string[], port: number]> => {
     const port = await freePort();
     const args = (container.args as string[]).map((arg) =>
-      arg
+      withTokens(arg)
         .replace("/csi/csi.sock", socket)
-        .replace(SECRET, provider.tokenFile)
+        .replace("/etc/vmlet/csi/backends.yaml", backendsFile)
         .replace(/^(--http-endpoint=).*$/, `$1127.0.0.1:${port}`)
         .replace(/^(--health-port=).*$/, `$1${port}`)
         .replace("=0.0.0.0", "=127.0.0.1"),

@@ -39,9 +39,8 @@ describe("persistent volumes", () => {
     env = await startRealEnvironment({ cluster: { apiServerFlags: audit.flags } });
     disks = await startVolumeDriver({
       cluster: env.cluster,
-      provider: env.backend.provider,
+      nodes: [{ name: env.nodeName, provider: env.backend.provider }],
       clusterId: CLUSTER,
-      nodeName: env.nodeName,
       csi: {
         storageClasses: [
           { name: "vmlet", annotations: { "storageclass.kubernetes.io/is-default-class": "true" } },

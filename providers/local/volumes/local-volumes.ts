@@ -71,6 +71,7 @@ export class LocalVolumes implements MachineVolumes {
   constructor(options: {
     stateDir: string;
     clock: Clock;
+    zone?: string | undefined;
     torn: TornFiles;
     logger: Logger;
     walks: SharedPlaces;
@@ -78,7 +79,7 @@ export class LocalVolumes implements MachineVolumes {
     stop: (machine: string) => void;
     contents: (place: VolumePlace) => HostVolumes;
   }) {
-    const { stateDir, clock, torn, logger, walks, machines, stop } = options;
+    const { stateDir, clock, zone, torn, logger, walks, machines, stop } = options;
     this.#dir = join(stateDir, "volumes");
     this.#clock = clock;
     this.#logger = logger;
@@ -88,6 +89,7 @@ export class LocalVolumes implements MachineVolumes {
     this.#contents = contents;
     this.#book = new VolumeBook({
       clock,
+      zone,
       ...(contents.classes !== undefined && { classes: contents.classes }),
       fsTypes: contents.fsTypes,
       attachments: (id) => attachmentsOf(id, machines()),

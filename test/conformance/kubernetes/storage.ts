@@ -91,7 +91,12 @@ async function main(): Promise<number> {
       },
     ],
   };
-  await startVolumeDriver({ cluster, provider: backend.provider, clusterId: CLUSTER, nodeName: nodeNames[0], csi });
+  await startVolumeDriver({
+    cluster,
+    nodes: [{ name: nodeNames[0], provider: backend.provider }],
+    clusterId: CLUSTER,
+    csi,
+  });
   const repositories = join(reportDir, "repositories.yaml");
   await writeFile(repositories, stringify(repositoryList(registry.host)));
   await pushImages(registry, await listImages(repositories));

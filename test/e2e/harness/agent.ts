@@ -50,6 +50,8 @@ export interface BackendProcess extends RestartableProcess {
 
 export interface BackendOptions {
   sandbox: Sandbox;
+  /** Tells several in one sandbox apart. Default `backend`. */
+  name?: string | undefined;
   /** What to run for an image when a container names no command. */
   images?: Record<string, string[]> | undefined;
   /** The configuration's `engine`. Default: engine `process`. */
@@ -60,16 +62,17 @@ export interface BackendOptions {
 
 export async function startBackend({
   sandbox,
+  name = "backend",
   images = {},
   engine,
   config: more,
 }: BackendOptions): Promise<BackendProcess> {
-  const stateDir = join(sandbox.dir, "backend");
+  const stateDir = join(sandbox.dir, name);
   await mkdir(stateDir, { recursive: true });
   const port = await freePort();
   const url = `http://127.0.0.1:${port}`;
-  const config = join(sandbox.dir, "backend.yaml");
-  const [token, tokenFile] = [randomBytes(32).toString("hex"), join(sandbox.dir, "backend-token")];
+  const config = join(sandbox.dir, `${name}.yaml`);
+  const [token, tokenFile] = [randomBytes(32).toString("hex"), join(sandbox.dir, `${name}-token`)];
   await writeFile(tokenFile, token, { mode: 0o600 });
   await writeFile(
     config,
@@ -84,7 +87,7 @@ export async function startBackend({
     }),
   );
   const client = clientOf(url, { token });
-  const backend = restartable(sandbox, "backend", ["backend", "--config", config], () => client.get("/v1/info"));
+  const backend = restartable(sandbox, name, ["backend", "--config", config], () => client.get("/v1/info"));
   await backend.start();
   return Object.assign(backend, {
     url,

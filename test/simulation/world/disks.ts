@@ -4,8 +4,9 @@
  * (`VolumeBook`) and the CSI controller in front of them; each step of the others is a choice point.
  */
 import { createHash } from "node:crypto";
+import { Backends } from "../../../src/csi/backends.ts";
 import { ControllerService } from "../../../src/csi/controller.ts";
-import { volumeIdOf } from "../../../src/csi/requests.ts";
+import { volumeIdOf } from "../../../src/csi/volume-ids.ts";
 import { KubeApiError } from "../../../src/kube/errors.ts";
 import type { Node } from "../../../src/kube/wire.ts";
 import { CSI_DRIVER, csiNodeId, csiVolumeName, csiVolumeOf } from "../../../src/provider/csi-names.ts";
@@ -123,7 +124,7 @@ export class DiskWorld {
     const provider = backendOf(this.#book, world.flaws);
     const isOutOfService = (node: string) =>
       Promise.resolve([...this.attachments.values()].some((each) => each.node === node && each.outOfService));
-    this.#csi = new ControllerService({ provider, clusterId: CLUSTER, isOutOfService });
+    this.#csi = new ControllerService({ backends: new Backends([provider]), clusterId: CLUSTER, isOutOfService });
     this.#logNode();
   }
 

@@ -14,6 +14,7 @@ import {
   type VolumeCapability,
   VolumeCapability_AccessMode_Mode as Mode,
 } from "../../../src/csi/api.gen.js";
+import { Backends } from "../../../src/csi/backends.ts";
 import { csiNodeId } from "../../../src/provider/csi-names.ts";
 import { CsiServer } from "../../../src/csi/server.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
@@ -42,7 +43,7 @@ async function setup({ outOfService = [], ...options }: MemoryProviderOptions & 
   const socket = join(folder, "csi.sock");
   const open = async (clusterId = "cluster-a", path = socket) => {
     const server = new CsiServer({
-      ...{ provider: memory, clusterId, version: "1.2.3", logger: silentLogger },
+      ...{ backends: new Backends([memory]), clusterId, version: "1.2.3", logger: silentLogger },
       isOutOfService: (node) => Promise.resolve(outOfService.includes(node)),
     });
     await server.listen(path);

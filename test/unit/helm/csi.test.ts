@@ -2,6 +2,8 @@
 import { join } from "node:path";
 import { describe, expect, test } from "vitest";
 import { csiCommand } from "../../../src/cli/csi.ts";
+import { parseFile } from "../../../src/config/load.ts";
+import { volumeBackendsSchema } from "../../../src/config/provider-schema.ts";
 import { CSI_DRIVER } from "../../../src/provider/csi-names.ts";
 import type { Json } from "../../e2e/harness/client.ts";
 import { chart, find, minimal, named, refusal, render, renderValues } from "./render.ts";
@@ -43,6 +45,41 @@ test("the driver is told of another backend where the values name one", async ()
   const provider = { url: "https://disks.example.com:8443", tokenFile: "/etc/vmlet/secrets/disks/token" };
   const rendered = await renderValues(minimal({ existingSecrets: ["disks"], csi: { enabled: true, provider } }));
   expect(flagsOf(rendered)).toMatchObject({ backend: provider.url, tokenFile: provider.tokenFile });
+});
+
+describe("several backends", () => {
+  const tokenFile = "/etc/vmlet/secrets/vm-api/token";
+  const node = (name: string, host: string) => ({
+    name,
+    provider: { type: "http-vm", url: `https://${host}`, tokenFile },
+  });
+  const fileOf = (rendered: readonly Json[]) =>
+    parseFile(volumeBackendsSchema, find(rendered, "ConfigMap", NAME).data["backends.yaml"], "backends.yaml").backends;
+
+  test("are those of the nodes, each once, with their files", async () => {
+    const nodes = [node("a", "one.example.com"), node("b", "two.example.com"), node("c", "one.example.com")];
+    const rendered = await renderValues(minimal({ existingSecrets: ["vm-api"], nodes, csi: { enabled: true } }));
+    expect(fileOf(rendered)).toEqual([
+      { url: "https://one.example.com", tokenFile },
+      { url: "https://two.example.com", tokenFile },
+    ]);
+    expect(flagsOf(rendered)).toMatchObject({ backends: "/etc/vmlet/csi/backends.yaml" });
+    expect(flagsOf(rendered)).not.toHaveProperty("backend");
+    const [first] = containersOf(rendered);
+    expect(first!.volumeMounts).toContainEqual({ name: "backends", mountPath: "/etc/vmlet/csi", readOnly: true });
+    expect(podOf(rendered).volumes).toContainEqual({ name: "backends", configMap: { name: NAME } });
+  });
+
+  test("are those that the values name, and the nodes' no more", async () => {
+    const providers = [{ url: "https://two.example.com", tokenFile: "/etc/vmlet/secrets/other/token" }];
+    const csi = { enabled: true, provider: { url: "https://one.example.com" }, providers };
+    const existingSecrets = ["vm-api", "other"];
+    const rendered = await renderValues(minimal({ existingSecrets, nodes: [node("a", "three.example.com")], csi }));
+    expect(fileOf(rendered)).toEqual([{ url: "https://one.example.com" }, providers[0]]);
+    expect(containersOf(rendered)[0]!.volumeMounts.map(({ mountPath }: Json) => mountPath)).toContain(
+      "/etc/vmlet/secrets/other",
+    );
+  });
 });
 
 test("the sidecars ask the driver by the socket that they share with it", () => {
@@ -153,15 +190,8 @@ describe("in front of the chart's own backend", () => {
 });
 
 describe("helm refuses", () => {
-  const node = (name: string, host: string) => ({ name, provider: { type: "http-vm", url: `https://${host}` } });
-
   test.each<[string, Json, string]>([
-    [
-      "nodes with several backends, when none is named",
-      { nodes: [node("a", "one.example.com"), node("b", "two.example.com")] },
-      "csi.provider.url: is required, because the nodes have 2 backends",
-    ],
-    ["nodes without one", {}, "csi.provider.url: is required, because the nodes have 0 backends"],
+    ["nodes without one", {}, "csi.provider.url: is required, because the nodes have no backend"],
     [
       "a file of a Secret that is not mounted",
       { csi: { enabled: true, provider: { url: "https://x.example.com", tokenFile: "/etc/vmlet/secrets/x/token" } } },

@@ -627,3 +627,20 @@ describe("a change that cannot be saved, though it may have been written", () =>
     expect(version).toBeGreaterThan(written);
   });
 });
+
+describe("a volume's zone", () => {
+  const claims = machine({ volume: "disk" });
+
+  test("is that of its backend, and machines of another have it not", async () => {
+    const { book, open } = setup({ zone: "north" });
+    expect(await book.create("disk", spec(), options)).toMatchObject({ zone: "north" });
+    book.assertClaimable(claims);
+    expect(() => open({ zone: "south" }).assertClaimable(claims)).toThrow(code("out_of_zone"));
+  });
+
+  test("is nowhere else when the backend had none yet: it is still on this host", async () => {
+    const { book, open } = setup();
+    await book.create("disk", spec(), options);
+    open({ zone: "north" }).assertClaimable(claims);
+  });
+});
