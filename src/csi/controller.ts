@@ -90,13 +90,14 @@ export class ControllerService {
   }
 
   async createVolume(request: CreateVolumeRequest, { signal }: Call) {
-    const found = await this.#sourceOf(request, signal);
-    const backend = found?.backend ?? (await this.#backends.ofRequirement(request.accessibilityRequirements, signal));
+    const source = await this.#sourceOf(request, signal);
+    const backend = source?.backend ?? (await this.#backends.ofRequirement(request.accessibilityRequirements, signal));
     const info = await this.#backends.info(backend, signal);
     const id = volumeIdOf(this.#clusterId, request.name, this.#backends.tagOf(info));
-    const source = found?.volume ?? (await this.#goneSource(request, id, signal));
-    const spec = specOf(this.#clusterId, info, request, source);
-    const volume = await backend.volumes.create(id, spec, { signal });
+    const isOrphan = request.volumeContentSource !== undefined && source === undefined;
+    const volume = isOrphan
+      ? await this.#copyMade(request, id, signal)
+      : await backend.volumes.create(id, specOf(this.#clusterId, info, request, source?.volume), { signal });
     if (volume.state !== "available")
       throw new ConnectError(`volume ${volume.id} is ${volume.state} yet`, Code.Unavailable);
     const limit = Number(request.capacityRange?.limitBytes ?? 0);
@@ -115,13 +116,22 @@ export class ControllerService {
     return type?.case === "snapshot" ? await this.#snapshots.find(type.value.snapshotId, signal) : undefined;
   }
 
-  /** Of a copy that was made already, its source may be gone. @throws ConnectError not found, for one that was not */
-  async #goneSource({ volumeContentSource }: CreateVolumeRequest, id: string, signal: AbortSignal) {
-    const { type } = volumeContentSource ?? {};
-    if (type?.case === undefined) return undefined;
-    const sourceId = type.case === "volume" ? type.value.volumeId : type.value.snapshotId;
-    if ((await orAbsent(this.#find(id, signal))) !== undefined) return { id: sourceId, size_bytes: 0 };
-    throw new ConnectError(`there is no ${type.case} ${sourceId}`, Code.NotFound);
+  /** The answer was lost, and then the source went. @throws ConnectError not found, for a copy that was never made */
+  async #copyMade({ volumeContentSource, capacityRange }: CreateVolumeRequest, id: string, signal: AbortSignal) {
+    const { type } = volumeContentSource!;
+    if (type.case === undefined) throw invalid("what the volume is to be a copy of is missing");
+    const made = await orAbsent(this.#find(id, signal));
+    if (made === undefined) {
+      const sourceId = type.case === "volume" ? type.value.volumeId : type.value.snapshotId;
+      throw new ConnectError(`there is no ${type.case} ${sourceId}`, Code.NotFound);
+    }
+    const bytes = Number(capacityRange?.requiredBytes ?? 0);
+    if (made.volume.size_bytes < bytes)
+      throw new ConnectError(
+        `volume ${id} has ${made.volume.size_bytes} bytes, less than ${bytes}`,
+        Code.AlreadyExists,
+      );
+    return made.volume;
   }
 
   createSnapshot(request: CreateSnapshotRequest, call: Call) {

@@ -62,11 +62,11 @@ export function specOf(
   };
 }
 
-/** A copy has at least what its source has, where nobody asks for more. @throws ConnectError */
+/** A copy has at least what its source has: who asks for less asks for no more than that. @throws ConnectError */
 function copyBytesOf(range: CapacityRange | undefined, sourceBytes: number): number {
   const limit = Number(range?.limitBytes ?? 0);
-  const bytes = Number(range?.requiredBytes ?? 0) > 0 ? bytesOf(range) : sourceBytes;
-  if (bytes < sourceBytes || (limit > 0 && limit < bytes))
+  const bytes = Math.max(sourceBytes, Number(range?.requiredBytes ?? 0) > 0 ? bytesOf(range) : 0);
+  if (limit > 0 && limit < bytes)
     throw new ConnectError(`a copy has at least the ${sourceBytes} bytes of its source`, Code.OutOfRange);
   return bytes;
 }

@@ -210,28 +210,31 @@ else
 
     test("a VM's jail and its limits hold where there are control groups v2 alone", { timeout: 600_000 }, async () => {
       host ??= await newHost();
-      const text = await host.shell("timeout 240 /app/bin/node /app/test/powercut/host/jail.ts /app/guest", {
-        timeoutMs: 300_000,
-      });
-      const line = text.split("\n").find((each) => each.startsWith("{"));
-      expect(line, text).toBeDefined();
-      expect(JSON.parse(line!)).toEqual({
-        groupVersion: expect.arrayContaining(["cpu", "memory", "pids"]),
-        limits: {
-          "memory.max": String(34 * 2 ** 20 + 192 * 2 ** 20),
-          "cpu.max": "200000 100000",
-          "cpu.weight": expect.stringMatching(/^[1-9]\d*$/),
-          "pids.max": "129",
-        },
-        group: "0::/vmlet-jailed/neighbour",
-        uid: expect.stringMatching(/^[1-9]\d+$/),
-        capabilities: "0000000000000000",
-        inner: "1",
-        hogged: expect.stringContaining("ended with 137"),
-        refusedForks: 1,
-        isNeighbourWell: true,
-        outOfMemory: { hog: true, neighbour: false },
-        left: "nothing",
+      await explained("the jail", async () => {
+        const text = await host!.shell(
+          'timeout 240 /app/bin/node /app/test/powercut/host/jail.ts /app/guest; echo "ended with $?"',
+          { timeoutMs: 300_000 },
+        );
+        const line = text.split("\n").find((each) => each.startsWith("{"));
+        expect(line, text).toBeDefined();
+        expect(JSON.parse(line!)).toEqual({
+          groupVersion: expect.arrayContaining(["cpu", "memory", "pids"]),
+          limits: {
+            "memory.max": String(34 * 2 ** 20 + 192 * 2 ** 20),
+            "cpu.max": "200000 100000",
+            "cpu.weight": expect.stringMatching(/^[1-9]\d*$/),
+            "pids.max": "129",
+          },
+          group: "0::/vmlet-jailed/neighbour",
+          uid: expect.stringMatching(/^[1-9]\d+$/),
+          capabilities: "0000000000000000",
+          inner: "1",
+          hogged: expect.stringContaining("ended with 137"),
+          refusedForks: 1,
+          isNeighbourWell: true,
+          outOfMemory: { hog: true, neighbour: false },
+          left: "nothing",
+        });
       });
     });
 

@@ -338,6 +338,38 @@ describe("a snapshot", () => {
   });
 });
 
+describe("a copy", () => {
+  const content = (id: string) => ({ type: { case: "volume" as const, value: { volumeId: id } } });
+  const range = (requiredBytes: number, limitBytes = 0) => ({
+    capacityRange: { requiredBytes: BigInt(requiredBytes), limitBytes: BigInt(limitBytes) },
+  });
+
+  test("has the size of its source where less is asked for: the backend may have made that larger than its claim", async () => {
+    const { memory, make } = await setup();
+    const source = await make("pvc-1", range(2 * GIB));
+    const copy = await make("pvc-2", { volumeContentSource: content(source), ...range(GIB) });
+    expect(await memory.volumes.get(copy, { signal })).toMatchObject({ size_bytes: 2 * GIB });
+  });
+
+  test("is refused where it may not be as large as its source", async () => {
+    const { make } = await setup();
+    const source = await make("pvc-1", range(2 * GIB));
+    expect(await codeOf(make("pvc-2", { volumeContentSource: content(source), ...range(GIB, GIB) }))).toBe(
+      "OutOfRange",
+    );
+  });
+
+  test("is found when the answer was lost and its source is gone since, and is no larger for being asked for", async () => {
+    const { controller, make } = await setup();
+    const source = await make("pvc-1", range(2 * GIB));
+    const again = (bytes: number) => make("pvc-2", { volumeContentSource: content(source), ...range(bytes) });
+    const copy = await again(GIB);
+    await controller.deleteVolume({ volumeId: source });
+    expect(await again(GIB)).toBe(copy);
+    expect(await codeOf(again(3 * GIB))).toBe("AlreadyExists");
+  });
+});
+
 test("a list comes in pages, and strange tokens are refused", async () => {
   const { make, controller } = await setup();
   const ids = [await make("a"), await make("b"), await make("c")];
