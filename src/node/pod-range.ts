@@ -45,7 +45,10 @@ export class PodRange {
   readonly #backoff: Backoff;
   readonly #wake = new Pulse();
   #condition: Condition | undefined;
-  #isReleased = false;
+  /** Of which Node the range was given back: a Node that is registered again is another. */
+  #givenBack: { uid: string | undefined } | undefined;
+  /** What is being told, which outlives no giving back. */
+  #telling: Promise<unknown> = Promise.resolve();
 
   constructor(options: PodRangeOptions) {
     this.#options = options;
@@ -65,21 +68,35 @@ export class PodRange {
   /** Tells the backend until the signal aborts. For one that takes ranges. */
   async run(signal: AbortSignal): Promise<void> {
     const { clock, node } = this.#options;
-    while (!signal.aborted && !this.#isReleased) {
+    while (!signal.aborted) {
       const told = rangesOf(node());
-      const waitMs = await this.#tell(told, signal);
+      const telling = this.#isGivenBack() ? Promise.resolve(EVERY_MS) : this.#tell(told, signal);
+      this.#telling = telling;
+      const waitMs = await telling;
       if (rangesOf(node()).join() === told.join()) await this.#wake.waitAtMost(clock, waitMs, signal);
     }
   }
 
+  #isGivenBack(): boolean {
+    const node = this.#options.node();
+    return this.#givenBack !== undefined && this.#givenBack.uid === node?.metadata?.uid;
+  }
+
   /**
-   * The node is served no longer: its range is free for another one. Idempotent.
+   * The node is served no longer: its range is free for another one. Idempotent; when the node is served again after
+   * all, its next Node's range is told.
    * @returns whether the backend has said so
    */
   async release(signal: AbortSignal): Promise<boolean> {
+    const { node } = this.#options;
+    this.#givenBack = { uid: node()?.metadata?.uid };
+    // It would bind the backend to a Node that is gone.
+    await this.#telling;
+    return await this.#giveBack(signal);
+  }
+
+  async #giveBack(signal: AbortSignal): Promise<boolean> {
     const { provider, logger } = this.#options;
-    this.#isReleased = true;
-    this.#wake.fire();
     try {
       await provider.podRanges?.delete({ labels: this.#labels(), signal });
       return true;
@@ -97,6 +114,9 @@ export class PodRange {
     if (node() === undefined) return EVERY_MS;
     if (ranges.length === 0) {
       this.#say("False", "NoPodCIDR", NO_RANGE);
+      // What an earlier Node of this name had may be another node's by now.
+      if (!(await this.#giveBack(signal))) return this.#backoff.next();
+      this.#backoff.reset();
       return EVERY_MS;
     }
     try {

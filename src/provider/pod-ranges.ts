@@ -15,6 +15,7 @@ export type PodRanges = Schemas["PodRanges"];
  *
  * - One node has the ranges until it gives them back; nobody else changes them meanwhile.
  * - A range outside of what the backend's owner allows, or one that no machine may have, is refused.
+ * - Whose range is refused has none: what it had before is no longer its own.
  * - `ready` is said only when new machines get their addresses of it; machines that are there keep what they have.
  */
 export interface PodRangesProvider {
@@ -73,13 +74,25 @@ export class PodRangeBook implements PodRangesProvider {
   async put({ labels, ranges }: PodRangesSpec, { signal }: CallOptions): Promise<PodRanges> {
     signal.throwIfAborted();
     this.#assertOwner(labels, "have them");
-    const range = this.#judge(ranges);
-    if (this.#kept?.range !== range) {
-      const fault = this.#options.fault?.(parseIpv4Range(range)!);
-      if (fault !== undefined) throw refused(range, fault);
-    }
+    const range = this.#accepted(ranges);
     if (this.#kept?.range !== range || !isSame(this.#kept.labels, labels)) this.#keep({ labels, range });
     return await this.#told();
+  }
+
+  /**
+   * Who has another range now, and one that is refused, has lost the former one: the cluster may give that to another.
+   * @throws ProviderError invalid
+   */
+  #accepted(ranges: readonly string[]): string {
+    try {
+      const range = this.#judge(ranges);
+      const fault = this.#kept?.range === range ? undefined : this.#options.fault?.(parseIpv4Range(range)!);
+      if (fault !== undefined) throw refused(range, fault);
+      return range;
+    } catch (thrown) {
+      if (this.#kept !== undefined) this.#keep(undefined);
+      throw thrown;
+    }
   }
 
   async get({ signal }: CallOptions): Promise<PodRanges> {
@@ -153,9 +166,9 @@ export function otherNodesMachine(
   kept: KeptPodRanges | undefined,
   labels: Readonly<Record<string, string>>,
 ): string | undefined {
-  if (labels[LABEL_NODE] === undefined) return undefined;
   if (kept === undefined)
-    return "the addresses of this backend's machines are the Node's podCIDR, and no agent has told it yet";
+    return "the addresses of this backend's machines are the Node's podCIDR, and no agent has told one that they may have";
+  if (labels[LABEL_NODE] === undefined) return undefined;
   const isOwn = [LABEL_CLUSTER, LABEL_NODE].every((label) => kept.labels[label] === labels[label]);
   if (isOwn) return undefined;
   return `the addresses of this backend's machines are those of ${ownerText(kept.labels)}: each node needs a backend of its own`;

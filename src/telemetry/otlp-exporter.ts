@@ -164,7 +164,13 @@ export class OtlpExporter implements SpanExporter {
       response.on("error", () => undefined);
       response.destroy();
     });
+    sent.once("upgrade", (response, socket) => {
+      socket.destroy();
+      resolve(response.statusCode ?? 0);
+    });
     sent.on("error", reject);
+    // Whatever it was: nothing more comes.
+    sent.once("close", () => reject(new TracingError("it closes the connection without a reply")));
     sent.end(body);
     return promise;
   }

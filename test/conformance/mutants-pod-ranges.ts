@@ -1,6 +1,6 @@
 /** Backends that break a rule of the ranges of machines' addresses. */
 import { isProviderError } from "../../src/provider/errors.ts";
-import type { PodRangesProvider } from "../../src/provider/pod-ranges.ts";
+import type { PodRangesProvider, PodRangesSpec } from "../../src/provider/pod-ranges.ts";
 import { isCase, type Mutant, type World } from "./mutant-kinds.ts";
 
 const telling = (change: (ranges: PodRangesProvider, world: World) => Partial<PodRangesProvider>): Mutant => ({
@@ -23,6 +23,21 @@ export const POD_RANGE_MUTANTS: Record<string, Mutant> = {
         throw thrown;
       }),
   })),
+  "pod-ranges/end-with-others-that-are-refused": telling((ranges) => {
+    let former: PodRangesSpec | undefined;
+    return {
+      put: async (spec, options) => {
+        try {
+          const told = await ranges.put(spec, options);
+          if (isCase(spec, "former")) former = spec;
+          return told;
+        } catch (thrown) {
+          if (former !== undefined && isCase(spec, "former")) await ranges.put(former, options);
+          throw thrown;
+        }
+      },
+    };
+  }),
   "pod-ranges/survive-a-restart": telling((ranges, world) => ({
     get: async (options) => {
       const told = await ranges.get(options);

@@ -82,6 +82,7 @@ const HOLDERS: readonly Holder[] = [
   { begins: "Idempotent: the same id", where: "images", checks: ["images/replays-keep-one"] },
   { begins: "Idempotent, and 204", where: "images", checks: ["images/deleted-are-not-kept"] },
   { begins: "Never shown, and not kept", checks: ["images/show-no-secrets"] },
+  { begins: "Who has ranges and is refused", checks: ["pod-ranges/end-with-others-that-are-refused"] },
   { begins: "Idempotent.", where: "pod-ranges put", checks: ["pod-ranges/are-one-nodes"] },
   { begins: "Idempotent, and 204", where: "pod-ranges", checks: ["pod-ranges/are-one-nodes"] },
   { begins: "A `since` that is older", checks: ["events/an-unknown-revision-is-gone", "http/events-in-the-future"] },

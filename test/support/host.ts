@@ -1,10 +1,11 @@
 /** What this host offers to tests that need more than Node, and unique names on it. */
 import { randomBytes } from "node:crypto";
-import { HostNetwork, type NetworkOptions } from "../../providers/local/network/network.ts";
+import { checkNetwork } from "../../providers/local/network/check-network.ts";
+import type { NetworkOptions } from "../../providers/local/network/network.ts";
 
 /** Why tests that need machine networks cannot run here; undefined when they can. */
 export function missingForNetwork(kind: "namespace" | "tap" = "namespace"): string | undefined {
-  const problems = HostNetwork.check(kind);
+  const problems = checkNetwork(kind);
   return problems.length === 0 ? undefined : problems.map(({ problem }) => problem).join(", ");
 }
 

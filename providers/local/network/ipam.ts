@@ -43,7 +43,7 @@ export function parseSubnet(cidr: string): Subnet {
 
 /** Of a range that a Node has and nobody has told. */
 export const NO_RANGE =
-  "the addresses of this backend's machines are the Node's podCIDR (network.cidr: node), and no agent has told it yet";
+  "the addresses of this backend's machines are the Node's podCIDR (network.cidr: node), and no agent has told one that they may have";
 
 /** The address that was given out last, among the leases, as the CNI plugin host-local has it. */
 const LAST_FILE = "last_reserved_ip";
@@ -97,8 +97,14 @@ export class Ipam {
   async record(machineId: string, address: string): Promise<void> {
     if ((await this.find(machineId)) === address) return;
     await this.release(machineId);
-    await this.#write(address, machineId, "w");
+    // Before it is written: until then the range could move.
     this.#remember(address, machineId);
+    try {
+      await this.#write(address, machineId, "w");
+    } catch (thrown) {
+      this.#forget(address, machineId);
+      throw thrown;
+    }
   }
 
   async find(machineId: string): Promise<string | undefined> {
@@ -132,8 +138,7 @@ export class Ipam {
       await this.#write(address, machineId, "wx");
       return true;
     } catch (thrown) {
-      this.#owned.delete(machineId);
-      this.#leases.delete(address);
+      this.#forget(address, machineId);
       if (!isTaken(thrown)) throw thrown;
       this.#remember(address, (await readFileIfExists(join(this.#dir, address))) ?? "");
       return false;
@@ -154,6 +159,11 @@ export class Ipam {
   #remember(address: string, machineId: string): void {
     this.#leases.set(address, machineId);
     this.#owned.set(machineId, address);
+  }
+
+  #forget(address: string, machineId: string): void {
+    this.#owned.delete(machineId);
+    this.#leases.delete(address);
   }
 
   async #load(): Promise<void> {

@@ -15,17 +15,17 @@ import { closeSync, existsSync } from "node:fs";
 import { mkdir, readdir, readFile, rm, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { type Clock, type ContainerPort, type Logger, Once, ProviderError } from "../../../src/provider/kit/index.ts";
-import type { HostProblem } from "../engine.ts";
 import { findTool } from "../host/command.ts";
 import { lockFile } from "../host/lock.ts";
 import { isMissing, readFileIfExists } from "../host/files.ts";
-import { checkConnections, forgetConnections } from "./connections.ts";
+import { forgetConnections } from "./connections.ts";
 import { PortForwards } from "./forwards.ts";
 import { missingChain } from "./in-place.ts";
 import { Ipam, type Subnet } from "./ipam.ts";
 import { ip, isLink, nameLink } from "./links.ts";
 import { NetworkNames } from "./names.ts";
 import { BridgeRange, DEFAULT_CIDR, OF_THE_NODE } from "./range.ts";
+import { RangeMoves } from "./range-moves.ts";
 import { networkRules } from "./rules.ts";
 import { forgetSender, holdSender } from "./sender-rules.ts";
 import { sameTwice, whileSteady } from "./steady.ts";
@@ -44,8 +44,8 @@ export interface NetworkOptions {
    * told (`moveTo`) and then lies within `podCidrs`.
    */
   cidr?: string | undefined;
-  /** What else has to know the range, called before addresses of it are given out. */
-  onRange?: ((subnet: Subnet) => Promise<void>) | undefined;
+  /** What else has to know the range that is in use then, called before addresses of it are given out. */
+  onRange?: (() => Promise<void>) | undefined;
   outbound?: "allow" | "deny" | undefined;
   /**
    * Never reached from machines, whatever `outbound` says. Default: link-local addresses, where clouds serve
@@ -95,6 +95,7 @@ export class HostNetwork {
   readonly #options: NetworkOptions;
   readonly #names: NetworkNames;
   readonly range: BridgeRange;
+  readonly moves = new RangeMoves();
   readonly #ipam: Ipam;
   readonly #ready = new Once(() => this.#setUp());
   readonly #forwards: PortForwards;
@@ -132,53 +133,38 @@ export class HostNetwork {
 
   /** Machines that have addresses keep them, and with them everything else its range. */
   async #settle(): Promise<void> {
+    await this.moves.settle(
+      async () => (await this.#ipam.leases()).size > 0,
+      () => {
+        const { next } = this.range;
+        return next && (() => this.#move(next));
+      },
+    );
+  }
+
+  async #move(to: Subnet): Promise<void> {
     const { bridge } = this.#names;
     const former = this.range.subnet;
-    const taken = (await this.#ipam.leases()).size > 0 ? undefined : this.range.take();
-    if (taken === undefined) return;
-    this.#ipam.use(taken);
+    // What is being made is of the former range.
+    await this.#ready.peek()?.catch(() => undefined);
+    this.range.take(to);
+    try {
+      await this.#options.onRange?.();
+    } catch (thrown) {
+      // Who gives out the addresses does not know of it: it is tried again, as a range that is not in use yet.
+      this.range.take(former);
+      throw thrown;
+    }
+    this.#ipam.use(to);
     this.#ready.forget();
-    await this.#options.onRange?.(taken);
     if (!isLink(bridge)) return;
     if (former !== undefined)
       await ip([`address delete ${former.gateway}/${former.prefix} dev ${bridge}`]).catch(() => undefined);
     await this.ensure();
   }
 
-  /** What the host lacks for machine networks. */
-  static check(kind: "namespace" | "tap"): HostProblem[] {
-    const problems: HostProblem[] = [];
-    for (const [tool, debian] of [
-      ["ip", "iproute2"],
-      ["nft", "nftables"],
-      ["nsenter", "util-linux"],
-    ] as const) {
-      if (findTool(tool) === undefined)
-        problems.push({
-          fatal: true,
-          problem: `${tool} is not on the PATH`,
-          cure: `install the package ${debian} (Debian: apt-get install ${debian})`,
-        });
-    }
-    problems.push(...checkConnections());
-    if (process.getuid?.() !== 0)
-      problems.push({
-        fatal: true,
-        problem: "networks need root",
-        cure: "run the backend as root, or use the process engine",
-      });
-    if (kind === "tap" && !existsSync("/dev/net/tun"))
-      problems.push({
-        fatal: true,
-        problem: "/dev/net/tun is missing",
-        cure: "load the module tun, or pass the device into this container (--device /dev/net/tun)",
-      });
-    return problems;
-  }
-
   /** A network namespace with lo and eth0 for the machine, or a process's own. Repeating it gives the same one. */
   async attachNamespace(machineId: string, pid?: number): Promise<Attachment> {
-    await this.ensure();
     const attachment = this.#describe(machineId, await this.#acquire(machineId), true);
     const { address, prefix, gateway, link, mac } = attachment;
     const name = this.#names.netns(machineId);
@@ -213,9 +199,11 @@ export class HostNetwork {
   }
 
   async #adopt(machineId: string, made: Made): Promise<Attachment> {
-    await this.ensure();
-    await this.#ipam.record(machineId, made.address);
-    const attachment = { ...this.#describe(machineId, made.address, false), mac: made.mac };
+    const attachment = await this.moves.attach(async () => {
+      await this.ensure();
+      await this.#ipam.record(machineId, made.address);
+      return { ...this.#describe(machineId, made.address, false), mac: made.mac };
+    });
     // The rule may come before the link has its name: it lets no other one send.
     await together([nameLink(made, attachment.link), this.#admit(attachment)]);
     return attachment;
@@ -223,7 +211,6 @@ export class HostNetwork {
 
   /** A tap on the bridge for the machine's VM, which sets `address` and `mac` itself. */
   async attachTap(machineId: string): Promise<Attachment> {
-    await this.ensure();
     const attachment = this.#describe(machineId, await this.#acquire(machineId), false);
     await this.#removeLinks(machineId);
     const made = ip([
@@ -454,7 +441,10 @@ export class HostNetwork {
         "unavailable",
         `machine ${machineId} would have the network interface ${this.#names.link(machineId)}, which is that of machine ${namesake}`,
       );
-    return await this.#ipam.acquire(machineId);
+    return await this.moves.attach(async () => {
+      await this.ensure();
+      return await this.#ipam.acquire(machineId);
+    });
   }
 
   async #admit(attachment: Attachment): Promise<void> {

@@ -51,11 +51,14 @@ export class BridgeRange {
     this.#wanted = parseSubnet(cidr);
   }
 
-  /** Takes the range that is wanted, when nothing has an address. @returns it, unless it is in use already */
-  take(): Subnet | undefined {
-    if (this.#wanted === undefined || this.#wanted.cidr === this.#subnet?.cidr) return undefined;
-    this.#subnet = this.#wanted;
-    return this.#subnet;
+  /** What is wanted, unless it is in use already. */
+  get next(): Subnet | undefined {
+    return this.#wanted?.cidr === this.#subnet?.cidr ? undefined : this.#wanted;
+  }
+
+  /** From now on addresses are of this one. Nothing may have one. */
+  take(subnet: Subnet | undefined): void {
+    this.#subnet = subnet;
   }
 
   /** @throws HostError for an address of another range: the runtime's plugin has not known of this one yet */

@@ -80,7 +80,8 @@ export class LoopVolumes implements HostVolumes {
     const size = await extendImage(image, sizeBytes, fsType);
     if (isMounted) {
       await resizeLoop(device);
-      await (fsType === "xfs" ? growXfs(this.path(id)) : growMounted(device.path));
+      // Of one that nobody writes to, it grows for the first who does.
+      if (!(await this.#mounted(id))?.options.includes("ro")) await growToDisk(fsType, device.path, this.path(id));
       return size;
     }
     // What a killed backend has left: attached again, it has the size of its file.
@@ -110,11 +111,17 @@ export class LoopVolumes implements HostVolumes {
     if (mode === "block") return;
     const mounted = await this.#mounted(id);
     await this.#keepReserved(id, mounted !== undefined);
+    const isOtherwise = mounted !== undefined && mounted.options.includes("ro") !== use.readOnly;
     if (mounted === undefined) await this.#mount(id, fsType, use);
-    else if (mounted.options.includes("ro") !== use.readOnly) await this.#remount(id, fsType, use);
+    else if (isOtherwise) await this.#remount(id, fsType, use);
     // Also when an earlier backend has mounted it, which may have been killed before this.
     const device = await loopOf(this.#image(id));
-    if (device !== undefined) await leaveToMounts(device);
+    if (device !== undefined) {
+      await leaveToMounts(device);
+      // XFS grows only where it is mounted; ext4 has grown before it was, but for one that was mounted read-only then.
+      const mayBeSmaller = fsType === "xfs" || (isOtherwise && mayGrowMounted());
+      if (mayBeSmaller && !use.readOnly) await growToDisk(fsType, device.path, this.path(id));
+    }
     if (use.group !== undefined && !use.readOnly)
       await ownTree(this.path(id), use.group, { onMismatchOnly: use.groupOnMismatchOnly === true });
   }
@@ -136,7 +143,6 @@ export class LoopVolumes implements HostVolumes {
     const data = join(this.#dirOf(id), "data");
     mkdirSync(data, { recursive: true, mode: 0o000 });
     await mountDisk(path, data, { fsType, options: hostOptions(mountOptions, { readOnly, fsType }) });
-    if (fsType === "xfs" && !readOnly) await growXfs(data);
   }
 
   async #remount(id: string, fsType: string, { mountOptions, readOnly }: VolumeUse): Promise<void> {
@@ -234,6 +240,11 @@ async function mountDisk(disk: string, target: string, how: { fsType: string; op
       { cause: thrown },
     );
   }
+}
+
+/** All of a mounted file system's disk is its own. What has that size already stays as it is. */
+async function growToDisk(fsType: string, device: string, mountPoint: string): Promise<void> {
+  await (fsType === "xfs" ? growXfs(mountPoint) : growMounted(device));
 }
 
 const fsTypeOf = ({ volume: { fs_type = DEFAULT_FS } }: VolumeRecord): string => fs_type;

@@ -471,7 +471,7 @@ export interface paths {
     get: operations["getPodRanges"];
     /**
      * Give machines addresses of a Node's ranges
-     * @description The ranges that the cluster has given to the Node whose machines these are (`spec.podCIDRs`). Idempotent. They are the node's that has told them first until it gives them back: ranges of another one (other labels) are `conflict`. One outside of `within` is `invalid`, as is one with loopback, link-local or multicast addresses, or with addresses that the host or its routes have otherwise. Machines keep the addresses that they have: while one has an address of other ranges, these are `waiting`, and a new machine is `unavailable` until they are `ready`. So is a machine of another node than theirs. What was told outlives the backend's process.
+     * @description The ranges that the cluster has given to the Node whose machines these are (`spec.podCIDRs`). Idempotent. They are the node's that has told them first until it gives them back: ranges of another one (other labels) are `conflict`. One outside of `within` is `invalid`, as is one with loopback, link-local or multicast addresses, or with addresses that the host or its routes have otherwise. Machines keep the addresses that they have: while one has an address of other ranges, these are `waiting`, and a new machine is `unavailable` until they are `ready`. So is a machine of another node than theirs. Who has ranges and is refused others has none any more: the cluster may have given the former ones to another node. What was told outlives the backend's process.
      */
     put: operations["putPodRanges"];
     post?: never;
@@ -2976,4 +2976,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: 3532adb0987afa0bd8c98a3e27780e0d4c3c55be981875f7f698cae03c2b4f77
+// sha256 of openapi.yaml: 43551d6092b81e52f4cad981cd3d1e6b7be26360c3f247d74a7f7fdf4dacc7af

@@ -54,6 +54,7 @@ export class CheckContext {
   readonly #ids: string[] = [];
   readonly #volumeIds: string[] = [];
   readonly #imageIds: string[] = [];
+  readonly #rangeLabels: Record<string, string>[] = [];
 
   constructor(options: {
     provider: Provider;
@@ -105,6 +106,13 @@ export class CheckContext {
     const id = `${this.#prefix}-image-${this.#imageIds.length}`;
     this.#imageIds.push(id);
     return id;
+  }
+
+  /** Labels of one who tells ranges of addresses, which are given back when the check is over. */
+  rangeLabels(name: string): Record<string, string> {
+    const labels = this.labelsOf(name);
+    this.#rangeLabels.push(labels);
+    return labels;
   }
 
   /** Labels by which the machines or volumes of one case are told from the check's others. */
@@ -311,6 +319,9 @@ export class CheckContext {
       this.#imageIds.map((id) => this.provider.images!.delete(id, { signal: this.#late(10_000) })),
     );
     await Promise.allSettled(this.#volumeIds.map((id) => this.#removeVolume(id, this.#late(10_000))));
+    await Promise.allSettled(
+      this.#rangeLabels.map((labels) => this.provider.podRanges!.delete({ labels, signal: this.#late(10_000) })),
+    );
   }
 
   /** As soon as nothing of its machine runs. */

@@ -64,7 +64,7 @@ async function followsTheNode(type: ContainerEngine): Promise<void> {
   try {
     await start();
     expect((await provider.getInfo({ signal })).capabilities).toContain("pod_ranges");
-    await expect(create("early")).rejects.toThrow("no agent has told it yet");
+    await expect(create("early")).rejects.toThrow("no agent has told one");
 
     expect(await tell(first)).toMatchObject({ ranges: [first], state: "ready" });
     await create("one");

@@ -345,6 +345,32 @@ else {
       expect(readFileSync(join(data, "said"), "utf8")).toBe("kept");
     });
 
+    test("grows for the first who writes to it, when it grew while it was read only or while nobody had it", async () => {
+      const { volumes, record, data } = xfs();
+      await volumes.make(record, undefined);
+      const room = () => statfsSync(data).blocks * statfsSync(data).bsize;
+      await volumes.attach(record, { ...USE, readOnly: true });
+      await volumes.grow(record, 400 * MIB);
+      await volumes.attach(record, USE);
+      expect(room()).toBeGreaterThan(320 * MIB);
+      await detached(volumes);
+      await volumes.grow(record, 500 * MIB);
+      await volumes.attach(record, { ...USE, readOnly: true });
+      await volumes.attach(record, USE);
+      expect(room()).toBeGreaterThan(420 * MIB);
+    });
+
+    test("grows when the backend was killed between its mount and its growth", async () => {
+      const { volumes, open, record, image, data } = xfs();
+      await volumes.make(record, undefined);
+      await volumes.grow(record, 400 * MIB);
+      const { path } = await attachLoop(image, { readOnly: false });
+      mkdirSync(data);
+      execFileSync("mount", ["-t", "xfs", "-o", "nouuid", path, data]);
+      await open().attach(record, USE);
+      expect(statfsSync(data).blocks * statfsSync(data).bsize).toBeGreaterThan(320 * MIB);
+    });
+
     test("is copied, larger, and both are mounted at once", async () => {
       const { dir, volumes, record, data } = xfs();
       await volumes.make(record, undefined);

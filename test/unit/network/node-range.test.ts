@@ -10,6 +10,7 @@ import { ownerLabels } from "../../../src/provider/owner.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { parseIpv4Range } from "../../../src/util/cidr.ts";
+import { settle } from "../../support/virtual-clock.ts";
 
 const OWN = ownerLabels("c1", "burst-0");
 const OTHER = ownerLabels("c1", "burst-1");
@@ -52,8 +53,8 @@ beforeEach(() => {
 
 describe("the range of a backend whose addresses are a Node's", () => {
   test("is none until it is told: machines wait, but for those on the host's network", async () => {
-    expect(() => serves(OWN)).toThrow("no agent has told it yet");
-    expect(() => serves({})).toThrow("no agent has told it yet");
+    expect(() => serves(OWN)).toThrow("no agent has told one");
+    expect(() => serves({})).toThrow("no agent has told one");
     expect(serves(OWN, { host: { network: true } })).toBe(true);
     expect(await range.api.get({ signal })).toEqual({
       ...{ within: ["198.18.0.0/16"], labels: {}, ranges: [], state: "none" },
@@ -81,7 +82,7 @@ describe("the range of a backend whose addresses are a Node's", () => {
       await put(["198.18.7.0/24"]);
       writeFileSync(join(stateDir, "pod-range.json"), text);
       begin();
-      expect(() => serves(OWN)).toThrow("no agent has told it yet");
+      expect(() => serves(OWN)).toThrow("no agent has told one");
       expect(await put(["198.18.7.0/24"])).toMatchObject({ state: "ready" });
     },
   );
@@ -95,8 +96,44 @@ describe("the range of a backend whose addresses are a Node's", () => {
     expect(() => serves(OTHER)).toThrow("those of node burst-0 of cluster");
     await range.api.delete({ labels: OWN, signal });
     await range.api.delete({ labels: OWN, signal });
-    expect(() => serves(OWN)).toThrow("no agent has told it yet");
+    expect(() => serves(OWN)).toThrow("no agent has told one");
     expect(await put(["198.18.8.0/24"], OTHER)).toMatchObject({ state: "ready" });
+  });
+
+  test("is none when the Node has another that is refused: the cluster may have given the former to another node", async () => {
+    await put(["198.18.7.0/24"]);
+    await expect(put(["127.0.0.0/24"])).rejects.toMatchObject({ code: "invalid" });
+    expect(() => serves(OWN)).toThrow("no agent has told one");
+    begin();
+    expect(() => serves(OWN)).toThrow("no agent has told one");
+  });
+
+  test("is nobody's once it was given back, also of a client that names no node", async () => {
+    await put(["198.18.7.0/24"]);
+    await range.api.delete({ labels: OWN, signal });
+    expect(() => serves({})).toThrow("no agent has told one");
+  });
+
+  test("is in use only when the runtime's network has it too", async () => {
+    let fails = true;
+    const onRange = () => (fails ? Promise.reject(new Error("No space left on device")) : Promise.resolve());
+    begin({ onRange });
+    await expect(put(["198.18.7.0/24"])).rejects.toThrow("No space left");
+    expect((await range.api.get({ signal }).catch(() => ({ state: "unknown" }))).state).not.toBe("ready");
+    fails = false;
+    expect(await put(["198.18.7.0/24"])).toMatchObject({ state: "ready" });
+  });
+
+  test("waits for a machine that is being attached: it gets an address of the one before", async () => {
+    await put(["198.18.7.0/24"]);
+    const ready = Promise.withResolvers<void>();
+    vi.spyOn(network, "ensure").mockReturnValueOnce(ready.promise);
+    const adopted = network.adopt("m", { address: "198.18.7.2", link: "veth0", mac: "02:00:00:00:00:01" });
+    await settle();
+    expect(await put(["198.18.8.0/24"])).toMatchObject({ state: "waiting" });
+    ready.resolve();
+    await adopted.catch(() => undefined);
+    expect(network.range.subnet?.cidr).toBe("198.18.7.0/24");
   });
 
   test("waits for machines of another range, which keep their addresses", async () => {

@@ -123,6 +123,43 @@ describe("a Node's podCIDR, for a backend that takes it", () => {
     expect(book.kept).toBeUndefined();
   });
 
+  test("is told again when the node is put back before it could be given back", async () => {
+    node = { metadata: { uid: "first" }, spec: { podCIDR: "10.244.1.0/24" } };
+    await run();
+    node = undefined;
+    range.nodeChanged();
+    calls.delete = () => Promise.reject(new ProviderError("unavailable", "the backend is down"));
+    expect(await range.release(signal)).toBe(false);
+    node = { metadata: { uid: "second" }, spec: { podCIDR: "10.244.2.0/24" } };
+    range.nodeChanged();
+    await settle();
+    expect(book.kept?.range).toBe("10.244.2.0/24");
+    expect(range.condition?.message).toContain("10.244.2.0/24");
+  });
+
+  test("is given back after what is being told has been told", async () => {
+    const told = Promise.withResolvers<void>();
+    calls.put = async (spec, options) => {
+      await told.promise;
+      return await book.put(spec, options);
+    };
+    await run();
+    const released = range.release(signal);
+    await settle();
+    told.resolve();
+    expect(await released).toBe(true);
+    expect(book.kept).toBeUndefined();
+  });
+
+  test("that the Node's next life does not have is given back: another node may get it", async () => {
+    await run();
+    node = { spec: {} };
+    range.nodeChanged();
+    await settle();
+    expect(book.kept).toBeUndefined();
+    expect(range.condition).toMatchObject({ status: "False", reason: "NoPodCIDR" });
+  });
+
   test("of another node is left alone by one that is served no longer", async () => {
     await book.put({ labels: ownerLabels("c1", "burst-1"), ranges: ["10.244.9.0/24"] }, { signal });
     expect(await range.release(signal)).toBe(true);

@@ -175,6 +175,19 @@ describe("a collector", () => {
     expect(logger.lines.map(({ level }) => level)).toEqual(["warn", "warn", "info"]);
   });
 
+  test("that wants to speak another protocol has taken nothing, and nothing waits for it", async () => {
+    await using collector = await OtlpCollector.open();
+    collector.answer = (reply) => {
+      reply.socket?.end("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: x\r\n\r\n");
+    };
+    const logger = collectingLogger();
+    const clock = new VirtualClock();
+    const exporter = new OtlpExporter({ endpoint: collector.endpoint, resource: {}, version: "1", clock, logger });
+    await new Promise((resolve) => exporter.export([], resolve));
+    await exporter.shutdown();
+    expect(logger.lines).toMatchObject([{ level: "warn", fields: { err: { message: "HTTP 101" } } }]);
+  });
+
   test("that is gone is tried three times, a second and two apart", async () => {
     const gone = createServer();
     await new Promise<void>((resolve) => gone.listen(0, "127.0.0.1", resolve));

@@ -45,6 +45,7 @@ import { unmountBelow } from "../../host/mounts.ts";
 import { removeTree } from "../../host/remove-tree.ts";
 import type { GcOptions } from "../../images/collector.ts";
 import { DEFAULT_HOST_PORTS, requireHostPorts } from "../../network/host-ports.ts";
+import { checkNetwork } from "../../network/check-network.ts";
 import { DEFAULT_BRIDGE, HostNetwork, type NetworkOptions, refusedRanges } from "../../network/network.ts";
 import { NodeRange } from "../../network/node-range.ts";
 import { checkForwarding } from "../../network/forward-policy.ts";
@@ -237,13 +238,7 @@ export class CriEngine implements Engine {
     ];
     if (this.#own === undefined) return [...(await this.#checkRuntime()), ...surroundings];
     const forwarding = await checkForwarding(this.#options.network?.bridge ?? DEFAULT_BRIDGE);
-    return [
-      ...OwnContainerd.check(),
-      ...HostNetwork.check("namespace"),
-      ...checkAppArmor(),
-      ...surroundings,
-      ...forwarding,
-    ];
+    return [...OwnContainerd.check(), ...checkNetwork("namespace"), ...checkAppArmor(), ...surroundings, ...forwarding];
   }
 
   /** What the host's runtime lacks. */

@@ -32,6 +32,8 @@ export async function joinNetwork(
   const network = networkOf(context, home);
   if (network === undefined) return undefined;
   const made = madeBy(word);
+  while (network.moves.isMoving) await network.moves.untilStill();
+  // In the same turn as `adopt` begins, from when on the range does not move.
   network.range.assertHas(made.address);
   const ports = containerPorts(home.spec);
   const joined = new Once(async () => {

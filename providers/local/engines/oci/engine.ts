@@ -31,6 +31,7 @@ import { HostImages, type HostImagesOptions } from "../../images/host-images.ts"
 import { DEFAULT_HOST_PORTS, requireHostPorts } from "../../network/host-ports.ts";
 import { checkForwarding } from "../../network/forward-policy.ts";
 import { NodeRange } from "../../network/node-range.ts";
+import { checkNetwork } from "../../network/check-network.ts";
 import { DEFAULT_BRIDGE, HostNetwork, type NetworkOptions, refusedRanges } from "../../network/network.ts";
 import {
   capabilityName,
@@ -190,7 +191,7 @@ export class OciEngine implements Engine {
           cure: "run the backend on Linux, or use the process engine",
         },
       ];
-    const problems = [...HostImages.check(), ...HostNetwork.check("namespace")];
+    const problems = [...HostImages.check(), ...checkNetwork("namespace")];
     const runtime = this.#options.runtime ?? DEFAULT_RUNTIME;
     const path = this.#runtimePath();
     if (path === undefined)

@@ -33,6 +33,7 @@ import { HostImages, type HostImagesOptions } from "../../images/host-images.ts"
 import { containerPorts, DEFAULT_HOST_PORTS, requireHostPorts } from "../../network/host-ports.ts";
 import { checkForwarding } from "../../network/forward-policy.ts";
 import { NodeRange } from "../../network/node-range.ts";
+import { checkNetwork } from "../../network/check-network.ts";
 import { DEFAULT_BRIDGE, HostNetwork, type NetworkOptions, refusedRanges } from "../../network/network.ts";
 import type { SeccompSource } from "../../bundle/seccomp.ts";
 import { VM_CAPABILITIES } from "../capabilities.ts";
@@ -154,7 +155,7 @@ export class VmEngine implements Engine {
           cure: "run the backend there, or use the engine oci",
         },
       ];
-    const problems = [...HostImages.check(), ...HostNetwork.check("tap")];
+    const problems = [...HostImages.check(), ...checkNetwork("tap")];
     for (const [tool, debian] of TOOLS) {
       if (findTool(tool) === undefined)
         problems.push({
