@@ -4,7 +4,13 @@ import { copyFile, readdir, rmdir, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { machineHash } from "../../../providers/local/host/machine-hash.ts";
 import { unmountBelow } from "../../../providers/local/host/mounts.ts";
-import { startAgent, startBackend, type AgentProcess, type BackendProcess } from "../../e2e/harness/agent.ts";
+import {
+  startAgent,
+  startBackend,
+  type AgentProcess,
+  type BackendOptions,
+  type BackendProcess,
+} from "../../e2e/harness/agent.ts";
 import { buildControlPlane, buildCoreDns, buildKubeProxy } from "../../e2e/harness/build.ts";
 import type { Json } from "../../e2e/harness/client.ts";
 import { startCluster, type Cluster } from "../../e2e/harness/cluster.ts";
@@ -20,6 +26,8 @@ export const nodeNames = ["node-a", "node-b"] as const;
 export const environmentPrograms = [buildControlPlane, buildKubeProxy, buildCoreDns, missingForContainerd] as const;
 
 export const machineCidr = "10.99.0.0/16";
+/** With a backend for each node. */
+const machineCidrs = ["10.99.0.0/17", "10.99.128.0/17"] as const;
 const dnsAddress = "10.96.0.10";
 const clusterDomain = "cluster.local";
 const registryPort = 5001;
@@ -36,7 +44,10 @@ export function hasHostAccess(engine: ContainerEngine): boolean {
 export interface Environment extends AsyncDisposable {
   cluster: Cluster;
   registry: TestRegistry;
+  /** The nodes', or the first node's. */
   backend: BackendProcess;
+  /** With `zones`, of each node, in the order of their names. */
+  backends: readonly BackendProcess[];
   /** Of each node, in the order of their names. */
   agents: readonly AgentProcess[];
   /** Copies the logs of everything that was started. */
@@ -48,6 +59,8 @@ export interface EnvironmentOptions {
   engine?: ContainerEngine | undefined;
   /** How many nodes there are. Default: all. */
   nodes?: number | undefined;
+  /** Whether each node has a backend of its own, which is a zone of the node's name. */
+  zones?: boolean | undefined;
   /** Merged over each node's entry of the agent's configuration. */
   node?: Json;
   /** The backend's `engine.plugins`. Default: none are served. */
@@ -63,6 +76,7 @@ export interface EnvironmentOptions {
 export async function startEnvironment({
   engine = "oci",
   nodes = nodeNames.length,
+  zones = false,
   node = {},
   plugins,
   host = { namespaces: ["*"] },
@@ -73,13 +87,13 @@ export async function startEnvironment({
   if (missing.length > 0) throw new Error(`engine ${engine} cannot run on this host: ${missing.join(", ")}`);
   const registry = await startRegistry({ port: registryPort });
   let cluster: Cluster | undefined;
-  let backend: BackendProcess | undefined;
+  const backends: BackendProcess[] = [];
   const dispose = async () => {
-    await backend?.stop();
+    for (const each of backends) await each.stop();
     // Machines that a run left behind when it was interrupted still have their file systems below the folder.
     if (cluster) await unmountBelow(cluster.sandbox.dir);
     await cluster?.stop();
-    if (cluster) await removeControlGroups(join(cluster.sandbox.dir, "backend"));
+    for (const { stateDir } of backends) await removeControlGroups(stateDir);
     await registry.stop();
   };
   try {
@@ -93,23 +107,30 @@ export async function startEnvironment({
       ],
     });
     const apiPort = Number(new URL(cluster.url).port);
-    backend = await startBackend({
-      sandbox: cluster.sandbox,
-      engine: {
-        type: engine,
-        // Every container of a VM is alone with its kernel: there is nothing to allow.
-        ...(engine === "vm" ? {} : { allowPrivileged: true }),
-        ...(hasHostAccess(engine) ? { host } : {}),
-        ...(plugins !== undefined && { plugins }),
-        // Its network is this run's alone, its name is claimed of the whole host.
-        network: {
-          bridge: `vc${randomBytes(3).toString("hex")}`,
-          cidr: machineCidr,
-          openHostPorts: [apiPort, 53, kubeletPort, ...openHostPorts],
+    const { sandbox } = cluster;
+    const newBackend = (cidr: string, more: Partial<BackendOptions> = {}) =>
+      startBackend({
+        sandbox,
+        ...more,
+        engine: {
+          type: engine,
+          // Every container of a VM is alone with its kernel: there is nothing to allow.
+          ...(engine === "vm" ? {} : { allowPrivileged: true }),
+          ...(hasHostAccess(engine) ? { host } : {}),
+          ...(plugins !== undefined && { plugins }),
+          // Its network is this run's alone, its name is claimed of the whole host.
+          network: {
+            bridge: `vc${randomBytes(3).toString("hex")}`,
+            cidr,
+            openHostPorts: [apiPort, 53, kubeletPort, ...openHostPorts],
+          },
+          images: { parallelPulls: 4, insecureRegistries: [registry.host, podRegistry] },
         },
-        images: { parallelPulls: 4, insecureRegistries: [registry.host, podRegistry] },
-      },
-    });
+      });
+    if (zones)
+      for (const [index, zone] of nodeNames.entries())
+        backends.push(await newBackend(machineCidrs[index]!, { name: `backend-${zone}`, config: { zone } }));
+    else backends.push(await newBackend(machineCidr));
     const agents: AgentProcess[] = [];
     for (const [index, nodeName] of nodeNames.slice(0, nodes).entries()) {
       const address = hostAddresses[index]!;
@@ -118,7 +139,7 @@ export async function startEnvironment({
         kubeconfig: await cluster.userKubeconfig(`system:node:${nodeName}`, ["system:nodes"]),
         nodeName,
         identity: "direct",
-        provider: backend.provider,
+        provider: (backends[index] ?? backends[0]!).provider,
         node: {
           taints: [],
           addresses: [address],
@@ -146,7 +167,7 @@ export async function startEnvironment({
       for (const file of await readdir(dir))
         if (file.endsWith(".log")) await copyFile(join(dir, file), join(target, file));
     };
-    return { cluster, registry, backend, agents, saveLogs, [Symbol.asyncDispose]: dispose };
+    return { cluster, registry, backend: backends[0]!, backends, agents, saveLogs, [Symbol.asyncDispose]: dispose };
   } catch (thrown) {
     await dispose();
     throw thrown;

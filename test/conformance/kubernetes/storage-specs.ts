@@ -41,9 +41,10 @@ export function toStorageMarkdown(results: readonly Result[], { kubernetes }: { 
     `Written by \`npm run conformance:storage\`: the tests of the suite of Kubernetes ${kubernetes} for CSI drivers, unchanged, with \`vmlet csi\` and the CSI project's`,
     "sidecars as the chart runs them, two nodes on engine `cri`, and those StatefulSet tests of sig-apps that claim volumes. Windows' patterns are not counted.",
     "A test that is left out skips itself, for what the driver's file (`kubernetes/storage.ts`) does not declare: volumes of CSI drivers are provisioned",
-    "dynamically, so the patterns of pre-provisioned and inline volumes are of older plugins; the engine has ext4 alone and no block devices.",
+    "dynamically, so the patterns of pre-provisioned and inline volumes are of older plugins; the engine has ext4 and xfs, and no block devices.",
     "The StorageClass names the backend's class `shared`, whose volumes several pods may have, and binds at once: a clone is made while no pod has its source.",
     "A snapshot is ready when no pod has its volume any more, for which the stress of snapshots does not wait: it is left out.",
+    "The group topology is run with a backend for each node, each a zone (`--zones`).",
     SUITE_COLUMN,
     "",
     // The formatter would rewrite what looks like emphasis in the names of tests.

@@ -5,7 +5,8 @@
  * `--focus` also takes a group (`^subPath$`); `--within` chooses what passed in RESULTS-storage.md in no more seconds than
  * that, and leaves the file as it is; without it the file gets what was run, as it ends. `--tmpfs 6g` keeps images and volumes in so much
  * memory, for a host whose disk is nearly full (the nodes would have disk pressure), on a file system of 200 GiB: StatefulSets' tests
- * claim 10 GiB for each pod, all of which is reserved, and write next to nothing. `--table` runs nothing: it writes the
+ * claim 10 GiB for each pod, all of which is reserved, and write next to nothing. With `--zones` each node has a backend of its own, which is
+ * a zone, as the group `topology` wants it. `--table` runs nothing: it writes the
  * file anew, of the results that it has and all that the suite has besides.
  *
  * Needs what `npm run conformance` needs, and loop devices.
@@ -39,6 +40,7 @@ const { values: options } = parseArgs({
     attempts: { type: "string", default: "1" },
     list: { type: "boolean", default: false },
     table: { type: "boolean", default: false },
+    zones: { type: "boolean", default: false },
     tmpfs: { type: "string" },
   },
 });
@@ -77,8 +79,8 @@ async function main(): Promise<number> {
   }
   const abort = new AbortController();
   process.once("SIGINT", () => abort.abort());
-  await using environment = await startEnvironment({ engine: "cri" });
-  const { cluster, registry, backend } = environment;
+  await using environment = await startEnvironment({ engine: "cri", zones: options.zones });
+  const { cluster, registry, backends } = environment;
   console.log(`control plane, backend, agents and sidecars log to ${cluster.sandbox.dir}`);
   const csi = {
     storageClasses: [
@@ -93,7 +95,7 @@ async function main(): Promise<number> {
   };
   await startVolumeDriver({
     cluster,
-    nodes: [{ name: nodeNames[0], provider: backend.provider }],
+    nodes: backends.map(({ provider }, index) => ({ name: nodeNames[index]!, provider })),
     clusterId: CLUSTER,
     csi,
   });

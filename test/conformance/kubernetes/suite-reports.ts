@@ -3,7 +3,7 @@ import { writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { stringify } from "yaml";
 import { ownCapabilities } from "../../../providers/local/bundle/own-capabilities.ts";
-import { CSI_DRIVER } from "../../../src/provider/csi-names.ts";
+import { CSI_DRIVER, ZONE_KEY } from "../../../src/provider/csi-names.ts";
 import { buildKubernetesSuite } from "../../e2e/harness/build.ts";
 import { runCommand } from "../../e2e/harness/exec.ts";
 import type { GinkgoReport } from "./specs.ts";
@@ -15,8 +15,9 @@ const DRIVER = {
   SnapshotClass: { FromName: true },
   DriverInfo: {
     Name: CSI_DRIVER,
-    SupportedSizeRange: { Min: "16Mi" },
-    SupportedFsType: { "": {}, ext4: {} },
+    // The smallest that all of its file systems can have.
+    SupportedSizeRange: { Min: "300Mi" },
+    SupportedFsType: { "": {}, ext4: {}, xfs: {} },
     SupportedMountOption: { noatime: {} },
     // None for snapshots: their stress takes them of volumes that pods have, and waits for them meanwhile.
     StressTestOptions: { NumPods: 4, NumRestarts: 3 },
@@ -35,7 +36,9 @@ const DRIVER = {
       block: false,
       RWX: true,
       capReadOnlyMany: true,
+      topology: true,
     },
+    TopologyKeys: [ZONE_KEY],
   },
 };
 

@@ -130,6 +130,8 @@ export interface AgentOptions {
   identity?: "direct" | "impersonate" | undefined;
   /** Merged over the node's entry of the configuration. */
   node?: Json;
+  /** Further nodes of the same process, as in its configuration. */
+  otherNodes?: readonly Json[] | undefined;
   /** Merged over the configuration. */
   config?: Json;
   /** The program's main file. Default: the sources. */
@@ -167,6 +169,7 @@ export async function startAgent(options: AgentOptions): Promise<AgentProcess> {
             ...options.node,
             kubelet: { address: "0.0.0.0", ...options.node?.kubelet, port: kubeletPort },
           },
+          ...(options.otherNodes ?? []).map((node) => ({ addresses: [address], ...node })),
         ],
       },
       null,
