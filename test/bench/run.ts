@@ -1,6 +1,6 @@
 /**
  * `npm run bench -- [--pods N] [--rate N] [--target memory|http|process]... [--vs kwok|virtual-kubelet|least]...
- * [--against DIR] [--limit] [--curve] [--scale] [--markdown]`
+ * [--against DIR] [--limit] [--curve] [--scale] [--many] [--markdown]`
  *
  * Prints what agents cost and how fast they are, all measured in the same run on the same control plane. Nothing is
  * asserted: the figures depend on the machine. With `--vs`, the peers come first and the ratios to them are printed;
@@ -8,6 +8,7 @@
  * `--limit` measures first what the API server itself bears, and prints each agent's share of it. `--curve` measures
  * each target with 100, 1,000 and 10,000 pods (or `--at 100 --at 500`): what grows faster than the pods shows there.
  * `--scale` measures instead what a node of 10,000 pods (or `--pods N`) goes through: see `scale.ts`.
+ * `--many` measures ten nodes in one process and fifty agents of one API server: see `many.ts`.
  * `--markdown` ends with the table that README.md holds.
  */
 import { statSync } from "node:fs";
@@ -33,6 +34,7 @@ import {
   type Usage,
 } from "./measure.ts";
 import { apiServerLimit, type Limit } from "./limit.ts";
+import { many } from "./many.ts";
 import { scale } from "./scale.ts";
 import { kwok, least, virtualKubelet, vmlet, type Target } from "./targets.ts";
 
@@ -114,15 +116,18 @@ const cluster = await startCluster({
   ],
 });
 const results: Figures[] = [];
+/** These measure no targets. */
+const isWhole = values.scale || values.many;
 try {
   if (values.scale) await scale(cluster, size.pods);
+  if (values.many) await many(cluster, size.pods);
   const limit = values.limit ? await apiServerLimit(cluster, size.pods) : undefined;
   if (limit !== undefined)
     console.log(
       `\nThe API server bears ${limit.perSecond.toFixed(0)} statuses/s, of ${limit.cpuMs.toFixed(2)} ms CPU of the client each`,
     );
   const podCounts = values.curve ? values.at.map(Number) : [size.pods];
-  for (const target of values.scale ? [] : targets) {
+  for (const target of isWhole ? [] : targets) {
     await target.prepare(cluster);
     try {
       for (const pods of podCounts) {
@@ -136,7 +141,7 @@ try {
   }
   if (values.curve) for (const line of curve(results)) console.log(line);
   if (values.markdown) for (const line of markdown(results, limit)) console.log(line);
-  if (!values.curve && !values.scale) {
+  if (!values.curve && !isWhole) {
     const [others, ours] = [results.slice(0, compared.length), results.slice(compared.length)];
     for (const each of ours) for (const peer of others) compare(each, peer);
     if (against !== undefined) for (let i = 0; i < ours.length; i += 2) compare(ours[i + 1]!, ours[i]!);
@@ -361,6 +366,7 @@ function parsed() {
         limit: { type: "boolean", default: false },
         curve: { type: "boolean", default: false },
         scale: { type: "boolean", default: false },
+        many: { type: "boolean", default: false },
         at: { type: "string", multiple: true, default: ["100", "1000", "10000"] },
         markdown: { type: "boolean", default: false },
         json: { type: "boolean", default: false },
