@@ -11,6 +11,8 @@ export interface Check {
   needsHttp?: true;
   /** Looks at what survives a restart of the backend. All such checks share one. */
   needsRestart?: true;
+  /** Changes what is one for the whole backend: such checks follow each other, tidied up in between. */
+  inTurn?: true;
   /** Checks something else than what the capabilities say: the reason not to run it here, or undefined. */
   skip?: (context: CheckContext) => string | undefined | Promise<string | undefined>;
   run(context: CheckContext): Promise<void>;

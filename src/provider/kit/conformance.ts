@@ -227,7 +227,11 @@ export async function runConformance(provider: Provider, options: ConformanceOpt
   const gates = wanted.filter(({ name }) => GATES.some((gate) => gate.name === name));
   for (const gate of gates) results.push(...(await unlessStopped(() => runOne(gate))));
   const plain = wanted.filter((check) => check.needsRestart !== true && !gates.includes(check));
-  const runs = plain.map((check) => queue.add(() => unlessStopped(() => runOne(check))));
+  const turns = new PQueue({ concurrency: 1 });
+  const runs = plain.map((check) => {
+    const run = () => unlessStopped(() => runOne(check));
+    return check.inTurn === true ? turns.add(() => queue.add(run)) : queue.add(run);
+  });
   results.push(...(await Promise.all(runs)).flat());
   results.push(...(await afterRestart(wanted, { options, info, provider, clock, signal }, runOne)));
   signal.throwIfAborted();

@@ -36,6 +36,7 @@ export const POD_RANGE_CHECKS: readonly Check[] = [
     name: "pod-ranges/harmful-are-refused",
     why: "An agent that was taken over would have machines in the place of the host itself, or of its cloud's credentials.",
     needs: NEEDS,
+    inTurn: true,
     async run(context: CheckContext) {
       for (const range of HARMFUL)
         await context.expectCode(
@@ -56,6 +57,7 @@ export const POD_RANGE_CHECKS: readonly Check[] = [
     name: "pod-ranges/are-one-nodes",
     why: "Two nodes on one backend would move each other's pods to other addresses with each report.",
     needs: NEEDS,
+    inTurn: true,
     async run(context: CheckContext) {
       const before = await rangesOf(context).get({ signal: context.signal });
       const [signal, range] = [context.signal, allowed(before)];
@@ -78,6 +80,7 @@ export const POD_RANGE_CHECKS: readonly Check[] = [
     name: "pod-ranges/end-with-others-that-are-refused",
     why: "The cluster may have given the former range to another node: two hosts would have machines with the same addresses.",
     needs: NEEDS,
+    inTurn: true,
     async run(context: CheckContext) {
       const before = await rangesOf(context).get({ signal: context.signal });
       const signal = context.signal;
