@@ -212,7 +212,9 @@ describe("persistent volumes", () => {
   const untilGrown = (claim: string, size: string) =>
     waitFor({ what: `${claim} to have grown`, timeoutMs: WAIT_MS }, async () => {
       const { status } = await env.client.get(`${claims}/${claim}`);
-      must(status.capacity.storage === size && (status.conditions ?? []).length === 0, status);
+      // From Kubernetes 1.37 on a claim says as well whether pods use it.
+      const left = (status.conditions ?? []).filter(({ type }: Json) => type !== "Unused");
+      must(status.capacity.storage === size && left.length === 0, status);
       must(status.allocatedResourceStatuses === undefined, status);
     });
 
