@@ -59,23 +59,26 @@ const NEVER = ["0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/4", "240
 /** The rules of the ranges, for a provider that keeps them by itself. */
 export class PodRangeBook implements PodRangesProvider {
   readonly #options: PodRangeBookOptions;
+  /** What is written down. */
   #kept: KeptPodRanges | undefined;
+  /** Something else was told since, and cannot be written yet. */
+  #isOutdated = false;
 
   constructor(options: PodRangeBookOptions) {
     this.#options = options;
     this.#kept = options.kept;
   }
 
-  /** What was told last, and by whom. */
+  /** What was told last, and by whom; undefined also while that could not be written. */
   get kept(): KeptPodRanges | undefined {
-    return this.#kept;
+    return this.#isOutdated ? undefined : this.#kept;
   }
 
   async put({ labels, ranges }: PodRangesSpec, { signal }: CallOptions): Promise<PodRanges> {
     signal.throwIfAborted();
     this.#assertOwner(labels, "have them");
     const range = this.#accepted(ranges);
-    if (this.#kept?.range !== range || !isSame(this.#kept.labels, labels)) this.#keep({ labels, range });
+    if (this.kept?.range !== range || !isSame(this.kept.labels, labels)) this.#keep({ labels, range });
     return await this.#told();
   }
 
@@ -86,11 +89,15 @@ export class PodRangeBook implements PodRangesProvider {
   #accepted(ranges: readonly string[]): string {
     try {
       const range = this.#judge(ranges);
-      const fault = this.#kept?.range === range ? undefined : this.#options.fault?.(parseIpv4Range(range)!);
+      const fault = this.kept?.range === range ? undefined : this.#options.fault?.(parseIpv4Range(range)!);
       if (fault !== undefined) throw refused(range, fault);
       return range;
     } catch (thrown) {
-      if (this.#kept !== undefined) this.#keep(undefined);
+      try {
+        if (this.#kept !== undefined) this.#keep(undefined);
+      } catch {
+        // That it is refused is what its agent has to know; it tells the same again, and then it is written.
+      }
       throw thrown;
     }
   }
@@ -110,9 +117,10 @@ export class PodRangeBook implements PodRangesProvider {
 
   async #told(): Promise<PodRanges> {
     const { within, use } = this.#options;
-    const known = { within: [...within], labels: this.#kept?.labels ?? {} };
-    if (this.#kept === undefined) return { ...known, ranges: [], state: "none" };
-    const { range } = this.#kept;
+    const { kept } = this;
+    const known = { within: [...within], labels: kept?.labels ?? {} };
+    if (kept === undefined) return { ...known, ranges: [], state: "none" };
+    const { range } = kept;
     const message = await use?.(range);
     return {
       ...known,
@@ -121,9 +129,12 @@ export class PodRangeBook implements PodRangesProvider {
     };
   }
 
+  /** From now on nothing is given out of what there was, whether this can be written or not. @throws what the disk says */
   #keep(kept: KeptPodRanges | undefined): void {
+    this.#isOutdated = true;
     this.#options.keep?.(kept);
     this.#kept = kept;
+    this.#isOutdated = false;
   }
 
   #assertOwner(labels: Record<string, string>, what: string): void {

@@ -13,8 +13,10 @@ import {
   cpuSeconds,
   createNamespace,
   deletePod,
+  formatMs,
   inParallel,
   PodWatch,
+  printFigure,
   untilNodeReady,
   usage,
 } from "./measure.ts";
@@ -29,7 +31,6 @@ const IDLE_S = 60;
 const here = join(import.meta.dirname, "../..");
 
 export async function many(cluster: Cluster, pods: number): Promise<void> {
-  await using stack = new AsyncDisposableStack();
   const start = await starter(cluster);
   for (const count of [1, NODES]) {
     const names = nodesOf(`bench-in-one-of-${count}`, count);
@@ -40,14 +41,15 @@ export async function many(cluster: Cluster, pods: number): Promise<void> {
 
   const names = nodesOf("bench-alone", AGENTS);
   const agents: AgentProcess[] = [];
-  stack.defer(async () => {
-    await Promise.all(agents.map((agent) => agent.stop()));
-  });
   const since = performance.now();
   await inParallel(names, async (name) => agents.push(await start([name])), STARTING);
   await Promise.all(names.map((name) => untilNodeReady(cluster.admin, name)));
-  print(`${AGENTS} agents, started ${STARTING} at a time: all nodes Ready after`, seconds(performance.now() - since));
+  printFigure(
+    `${AGENTS} agents, started ${STARTING} at a time: all nodes Ready after`,
+    formatMs(performance.now() - since),
+  );
   await measured(cluster, `${AGENTS} agents of one node`, agents, names, pods);
+  await Promise.all(agents.map((agent) => agent.stop()));
 }
 
 /** Idle, with pods, and their end; of the agents together, and of the API server. */
@@ -70,8 +72,8 @@ async function measured(
     const before = await requests(cluster);
     const [own, server] = await Promise.all([usage(pids, IDLE_S), usage(apiServer, IDLE_S)]);
     const sent = (await requests(cluster)) - before;
-    print(`${what}, ${of}: memory together; of a core`, `${mib(own.rssMiB)}; ${own.cpuPercent.toFixed(1)} %`);
-    print(
+    printFigure(`${what}, ${of}: memory together; of a core`, `${mib(own.rssMiB)}; ${own.cpuPercent.toFixed(1)} %`);
+    printFigure(
       "  the API server: memory; of a core; requests a second, all clients'",
       `${mib(server.rssMiB)}; ${server.cpuPercent.toFixed(1)} %; ${(sent / IDLE_S).toFixed(1)}`,
     );
@@ -83,21 +85,22 @@ async function measured(
   const cpuNow = (): [number, number] => [cpuSeconds(pids), cpuSeconds(apiServer)];
 
   await idle("no pods");
-  const podNames = Array.from({ length: pods }, (_, index) => `bound-${index}`);
+  const podNodes = new Map(
+    Array.from({ length: pods }, (_, index) => [`bound-${index}`, nodes[index % nodes.length]!]),
+  );
+  const podNames = [...podNodes.keys()];
   let [before, since] = [cpuNow(), performance.now()];
   const path = `/api/v1/namespaces/${namespace}/pods`;
-  await inParallel(podNames, (name) =>
-    admin.create(path, benchPod(name, nodes[podNames.indexOf(name) % nodes.length]!)),
-  );
+  await inParallel([...podNodes], ([name, node]) => admin.create(path, benchPod(name, node)));
   await watch.all("runningAt", podNames, 60_000 + pods * 100);
-  print(`  ${pods} pods created and Running`, `${(pods / ((performance.now() - since) / 1000)).toFixed(0)}/s`);
-  print("  CPU a pod: agents, API server", perPod(before));
+  printFigure(`  ${pods} pods created and Running`, `${(pods / ((performance.now() - since) / 1000)).toFixed(0)}/s`);
+  printFigure("  CPU a pod: agents, API server", perPod(before));
   await idle(`${pods} pods`);
   [before, since] = [cpuNow(), performance.now()];
   await inParallel(podNames, (name) => deletePod(admin, namespace, name));
   await watch.all("goneAt", podNames, 60_000 + pods * 100);
-  print(`  deletion of ${pods}`, `${(pods / ((performance.now() - since) / 1000)).toFixed(0)}/s`);
-  print("  CPU a pod: agents, API server", perPod(before));
+  printFigure(`  deletion of ${pods}`, `${(pods / ((performance.now() - since) / 1000)).toFixed(0)}/s`);
+  printFigure("  CPU a pod: agents, API server", perPod(before));
 }
 
 /** That the API server has answered so far, watches left out. */
@@ -137,8 +140,3 @@ async function starter(cluster: Cluster): Promise<(nodes: readonly string[]) => 
 const nodesOf = (prefix: string, count: number): string[] =>
   Array.from({ length: count }, (_, index) => `${prefix}-${index}`);
 const mib = (value: number): string => `${value.toFixed(0)} MiB`;
-const seconds = (value: number): string => `${(value / 1000).toFixed(1)} s`;
-
-function print(what: string, figure: string): void {
-  console.log(`  ${what.padEnd(76)}${figure}`);
-}

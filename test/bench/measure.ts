@@ -226,3 +226,12 @@ export function agentWrites(auditLog: string, from: number): Map<string, number>
   }
   return counts;
 }
+
+/** A line of what was measured. */
+export function printFigure(what: string, figure: string): void {
+  console.log(`  ${what.padEnd(76)}${figure}`);
+}
+
+export function formatMs(value: number): string {
+  return value < 1000 ? `${value.toFixed(0)} ms` : `${(value / 1000).toFixed(2)} s`;
+}

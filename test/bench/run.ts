@@ -25,6 +25,7 @@ import {
   cpuSeconds,
   createNamespace,
   deletePod,
+  formatMs,
   inParallel,
   PodWatch,
   steadyCreation,
@@ -281,7 +282,7 @@ function markdown(all: readonly Figures[], limit: Limit | undefined): string[] {
       ? []
       : [row(`of what the API server bears (${limit.perSecond.toFixed(0)}/s)`, (f) => `${share(f, limit)} %`)]),
     row("deletion", (f) => `${(f.pods / f.deleteSeconds).toFixed(0)}/s`),
-    row("creation to Running, p50 / p99", (f) => `${ms(f.latencies.p50)} / ${ms(f.latencies.p99)}`),
+    row("creation to Running, p50 / p99", (f) => `${formatMs(f.latencies.p50)} / ${formatMs(f.latencies.p99)}`),
     row("CPU a pod to Running", (f) => `${f.cpuMsPerPod.toFixed(2)} ms`),
     row("memory, no pods / all", (f) => `${f.idle.rssMiB.toFixed(0)} / ${f.loaded.rssMiB.toFixed(0)} MiB`),
     row("idle with all, of a core", (f) => `${f.settled.cpuPercent.toFixed(1)} %`),
@@ -308,7 +309,9 @@ function print(f: Figures, limit: Limit | undefined): void {
   );
   if (limit !== undefined) console.log(`  of what the API server bears   ${share(f, limit)} %`);
   const { p50, p90, p99, max } = f.latencies;
-  console.log(`  creation at ${f.rate}/s to Running  p50 ${ms(p50)}  p90 ${ms(p90)}  p99 ${ms(p99)}  max ${ms(max)}`);
+  console.log(
+    `  creation at ${f.rate}/s to Running  p50 ${formatMs(p50)}  p90 ${formatMs(p90)}  p99 ${formatMs(p99)}  max ${formatMs(max)}`,
+  );
   console.log(`  API writes per pod to Running  ${perPod(f.writes)}`);
   console.log(`  API writes per pod's deletion  ${perPod(f.deletionWrites)}`);
   console.log(`  CPU per pod to Running         ${f.cpuMsPerPod.toFixed(2)} ms`);
@@ -331,10 +334,6 @@ function compare(ours: Figures, peer: Figures): void {
       `p99 ${ratio(ours.latencies.p99, peer.latencies.p99)}, CPU a pod ${ratio(ours.cpuMsPerPod, peer.cpuMsPerPod)}, ` +
       `memory ${ratio(ours.loaded.rssMiB, peer.loaded.rssMiB)}`,
   );
-}
-
-function ms(value: number): string {
-  return value < 1000 ? `${value.toFixed(0)} ms` : `${(value / 1000).toFixed(2)} s`;
 }
 
 function positive(name: "pods" | "rate" | "steady"): number {

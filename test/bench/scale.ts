@@ -15,8 +15,10 @@ import {
   cpuSeconds,
   createNamespace,
   deletePod,
+  formatMs,
   inParallel,
   PodWatch,
+  printFigure,
   steadyCreation,
   untilNodeReady,
   usage,
@@ -52,7 +54,7 @@ export async function scale(cluster: Cluster, pods: number): Promise<void> {
   let agent = await start(cluster.sandbox);
   await untilNodeReady(admin, NODE);
   const idle = await usage([agent.pid], 2);
-  print("agent without pods", `${idle.rssMiB.toFixed(0)} MiB`);
+  printFigure("agent without pods", `${idle.rssMiB.toFixed(0)} MiB`);
 
   let cpu = cpuSeconds([agent.pid]);
   let since = performance.now();
@@ -61,15 +63,15 @@ export async function scale(cluster: Cluster, pods: number): Promise<void> {
   {
     await using seenBy = await PodWatch.start(admin, elsewhere);
     const after = await oneMore(performance.now(), elsewhere, seenBy);
-    print("one more of another namespace, while the others are created", ms(after));
+    printFigure("one more of another namespace, while the others are created", formatMs(after));
   }
-  print("one more of theirs, behind them", ms(await oneMore(performance.now())));
+  printFigure("one more of theirs, behind them", formatMs(await oneMore(performance.now())));
   await creating;
   await watch.all("runningAt", names, timeoutMs);
   const startSeconds = (performance.now() - since) / 1000;
-  print(`created and Running, ${pods} pods`, `${(pods / startSeconds).toFixed(0)}/s`);
-  print("CPU of that", perPod(cpuSeconds([agent.pid]) - cpu));
-  print("agent with all", `${(await usage([agent.pid], 5)).rssMiB.toFixed(0)} MiB`);
+  printFigure(`created and Running, ${pods} pods`, `${(pods / startSeconds).toFixed(0)}/s`);
+  printFigure("CPU of that", perPod(cpuSeconds([agent.pid]) - cpu));
+  printFigure("agent with all", `${(await usage([agent.pid], 5)).rssMiB.toFixed(0)} MiB`);
 
   const { latencies, names: churned } = await steadyCreation({
     client: admin,
@@ -79,24 +81,24 @@ export async function scale(cluster: Cluster, pods: number): Promise<void> {
     ...CHURN,
     timeoutMs,
   });
-  print(`creation at ${CHURN.perSecond}/s, p50 / p99`, `${ms(latencies.p50)} / ${ms(latencies.p99)}`);
+  printFigure(`creation at ${CHURN.perSecond}/s, p50 / p99`, `${formatMs(latencies.p50)} / ${formatMs(latencies.p99)}`);
   since = performance.now();
   await inParallel(churned, (name) => deletePod(admin, namespace, name));
   await watch.all("goneAt", churned, timeoutMs);
-  print(`deletion of these ${CHURN.count}`, ms(performance.now() - since));
+  printFigure(`deletion of these ${CHURN.count}`, formatMs(performance.now() - since));
 
   since = performance.now();
   await agent.restart("SIGKILL");
   const readyAt = performance.now();
-  print("agent killed: ready again after", ms(readyAt - since));
-  print("one more, from then on", ms(await oneMore(readyAt)));
+  printFigure("agent killed: ready again after", formatMs(readyAt - since));
+  printFigure("one more, from then on", formatMs(await oneMore(readyAt)));
 
   // It would end with the API server.
   await watch[Symbol.asyncDispose]();
   await cluster.restartApiServer();
   const servesAt = performance.now();
   watch = await PodWatch.start(admin, namespace);
-  print("API server killed: one more, from when it serves", ms(await oneMore(servesAt)));
+  printFigure("API server killed: one more, from when it serves", formatMs(await oneMore(servesAt)));
   await agent.stop();
 
   const electing = { leaderElection: { enabled: true } };
@@ -105,14 +107,14 @@ export async function scale(cluster: Cluster, pods: number): Promise<void> {
   const standby = await start(standbySandbox, electing);
   await oneMore(performance.now());
   await agent.kill("SIGKILL");
-  print("leader killed, lease of 15 s: one more after", ms(await oneMore(performance.now())));
+  printFigure("leader killed, lease of 15 s: one more after", formatMs(await oneMore(performance.now())));
 
   cpu = cpuSeconds([standby.pid]);
   since = performance.now();
   await inParallel(names, (name) => deletePod(admin, namespace, name));
   await watch.all("goneAt", names, timeoutMs);
-  print(`deletion of ${pods}`, `${(pods / ((performance.now() - since) / 1000)).toFixed(0)}/s`);
-  print("CPU of that", perPod(cpuSeconds([standby.pid]) - cpu));
+  printFigure(`deletion of ${pods}`, `${(pods / ((performance.now() - since) / 1000)).toFixed(0)}/s`);
+  printFigure("CPU of that", perPod(cpuSeconds([standby.pid]) - cpu));
   await standby.stop();
   await watch[Symbol.asyncDispose]();
 }
@@ -140,12 +142,4 @@ async function agents(cluster: Cluster): Promise<(sandbox: Sandbox, config?: obj
       main: join(here, "dist/src/cli/main.js"),
       ...image,
     });
-}
-
-function print(what: string, figure: string): void {
-  console.log(`  ${what.padEnd(64)}${figure}`);
-}
-
-function ms(value: number): string {
-  return value < 1000 ? `${value.toFixed(0)} ms` : `${(value / 1000).toFixed(2)} s`;
 }

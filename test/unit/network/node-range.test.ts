@@ -1,5 +1,5 @@
 /** `network.cidr: node`: what a Node's agent may have machines' addresses be, and when they are. */
-import { mkdirSync, mkdtempSync, readFileSync, writeFileSync } from "node:fs";
+import { mkdirSync, mkdtempSync, readFileSync, rmdirSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { beforeEach, describe, expect, test, vi } from "vitest";
@@ -171,6 +171,24 @@ describe("the range of a backend whose addresses are a Node's", () => {
 
   test("may be anywhere in the cluster's, of which no image is pulled", () => {
     expect(refusedRanges(options)).toEqual(["198.18.0.0/16", "169.254.0.0/16"]);
+  });
+
+  test.each<[string, () => Promise<unknown>, string[]]>([
+    ["has another", () => put(["198.18.8.0/24"]), ["198.18.8.0/24"]],
+    ["has another that is refused", () => put(["127.0.0.0/24"]), []],
+    ["gives it back", () => range.api.delete({ labels: OWN, signal }), []],
+  ])("is given out no more when its node %s and the disk is full, which is written later", async (_, tell, written) => {
+    await put(["198.18.7.0/24"]);
+    const obstacle = join(stateDir, "pod-range.json.tmp");
+    mkdirSync(obstacle);
+    await expect(tell()).rejects.toThrow();
+    expect(() => serves(OWN)).toThrow("no agent has told one");
+    expect((await range.api.get({ signal })).state).toBe("none");
+    rmdirSync(obstacle);
+    await tell().catch(() => undefined);
+    begin();
+    vi.spyOn(network, "ensure").mockResolvedValue();
+    expect((await range.api.get({ signal })).ranges).toEqual(written);
   });
 
   test("is written before it is used: a disk that is full leaves what was", async () => {

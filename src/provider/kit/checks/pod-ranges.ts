@@ -12,23 +12,26 @@ const rangesOf = (context: CheckContext) => context.provider.podRanges!;
 /** A small range that the owner of the backend allows. */
 const allowed = ({ within: [range = ""] }: PodRanges): string => `${range.split("/")[0]}/28`;
 
-/**
- * Tells ranges, and gives them back when the check is over.
- * @param before what there was before the check
- * @returns undefined where a node has its ranges: they are not to be changed under its machines
- */
-async function told(
-  context: CheckContext,
-  name: string,
-  ranges: string[],
-  before: PodRanges,
-): Promise<PodRanges | undefined> {
-  try {
-    return await rangesOf(context).put({ labels: context.rangeLabels(name), ranges }, { signal: context.signal });
-  } catch (thrown) {
+interface Claim {
+  /** What there was before the check. */
+  before: PodRanges;
+  /** The range that was asked for. */
+  range: string;
+  /** Undefined where a node has its ranges: they are not to be changed under its machines. */
+  told: PodRanges | undefined;
+}
+
+/** Tells a range that is allowed; it is given back when the check is over. */
+async function claim(context: CheckContext, name: string): Promise<Claim> {
+  const { signal } = context;
+  const before = await rangesOf(context).get({ signal });
+  const range = allowed(before);
+  const put = rangesOf(context).put({ labels: context.rangeLabels(name), ranges: [range] }, { signal });
+  const told = await put.catch((thrown: unknown) => {
     if (isProviderError(thrown, "conflict") && before.state !== "none") return undefined;
     throw thrown;
-  }
+  });
+  return { before, range, told };
 }
 
 export const POD_RANGE_CHECKS: readonly Check[] = [
@@ -59,15 +62,14 @@ export const POD_RANGE_CHECKS: readonly Check[] = [
     needs: NEEDS,
     inTurn: true,
     async run(context: CheckContext) {
-      const before = await rangesOf(context).get({ signal: context.signal });
-      const [signal, range] = [context.signal, allowed(before)];
+      const { range, told } = await claim(context, "one");
+      if (told === undefined) return;
+      context.expect(told.ranges.join() === range, `the range ${range}`, `it is ${told.ranges.join()}`);
+      const { signal } = context;
       const [one, other] = [context.rangeLabels("one"), context.rangeLabels("other")];
-      const first = await told(context, "one", [range], before);
-      if (first === undefined) return;
-      context.expect(first.ranges.join() === range, `the range ${range}`, `it is ${first.ranges.join()}`);
-      const again = await told(context, "one", [range], before);
-      context.expect(again?.ranges.join() === range, "the same to be told again", JSON.stringify(again));
       const calls = rangesOf(context);
+      const again = await calls.put({ labels: one, ranges: [range] }, { signal });
+      context.expect(again.ranges.join() === range, "the same to be told again", JSON.stringify(again));
       await context.expectCode(calls.put({ labels: other, ranges: [range] }, { signal }), "conflict", "another's PUT");
       await context.expectCode(calls.delete({ labels: other, signal }), "conflict", "another's DELETE");
       await calls.delete({ labels: one, signal });
@@ -82,10 +84,9 @@ export const POD_RANGE_CHECKS: readonly Check[] = [
     needs: NEEDS,
     inTurn: true,
     async run(context: CheckContext) {
-      const before = await rangesOf(context).get({ signal: context.signal });
-      const signal = context.signal;
-      const first = await told(context, "former", [allowed(before)], before);
-      if (first === undefined) return;
+      const { told } = await claim(context, "former");
+      if (told === undefined) return;
+      const { signal } = context;
       const refused = { labels: context.rangeLabels("former"), ranges: ["127.0.0.0/8"] };
       await context.expectCode(rangesOf(context).put(refused, { signal }), "invalid", "a range that is refused");
       const { state, ranges } = await rangesOf(context).get({ signal });
@@ -101,11 +102,10 @@ export const POD_RANGE_RESTART_CHECKS: readonly Check[] = [
     needs: NEEDS,
     needsRestart: true,
     async run(context: CheckContext) {
-      const before = await rangesOf(context).get({ signal: context.signal });
-      const first = await told(context, "restart", [allowed(before)], before);
+      const { before, told } = await claim(context, "restart");
       await context.restarted();
       const after = await rangesOf(context).get({ signal: context.signal });
-      const want = (first ?? before).ranges.join();
+      const want = (told ?? before).ranges.join();
       context.expect(after.ranges.join() === want, `the ranges ${want} still`, `they are ${after.ranges.join()}`);
     },
   },
