@@ -129,7 +129,7 @@ export class PodRangeBook implements PodRangesProvider {
     };
   }
 
-  /** From now on nothing is given out of what there was, whether this can be written or not. @throws what the disk says */
+  /** Nothing is given out any more of what there was, whether this can be written or not. @throws what the disk says */
   #keep(kept: KeptPodRanges | undefined): void {
     this.#isOutdated = true;
     this.#options.keep?.(kept);
