@@ -7,6 +7,7 @@ const FILES = {
   packages: "none\n",
   frequency: "#!/bin/sh\nexit 1\n",
   jail: "#!/bin/sh\nexit 2\n",
+  give: "#!/bin/sh\nexit 2\n",
   "read-only.so": "library",
   vmlinux: "kernel",
   "base.cpio": "root",

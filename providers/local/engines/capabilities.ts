@@ -45,6 +45,9 @@ export const LOOP_VOLUME_CAPABILITIES: readonly Capability[] = [
   "volumes.force_release",
 ];
 
+/** Disks of virtual machines, in files. */
+export const DISK_VOLUME_CAPABILITIES: readonly Capability[] = [...LOOP_VOLUME_CAPABILITIES, "volumes.block"];
+
 /** Containers by a runtime that speaks CRI. */
 export const CRI_CAPABILITIES: readonly Capability[] = [
   ...OCI_CAPABILITIES,

@@ -20,6 +20,9 @@ const XFS_PROTOTYPE = "/dev/null\n0 0\nd--777 0 0\n$\n";
 const KEPT_FREE = 0.1;
 /** kubelet's formatting, and blocks that stay reserved. */
 const MKFS_OPTIONS = ["-q", "-F", "-m", "0", "-E", "nodiscard,lazy_itable_init=1,lazy_journal_init=1"];
+/** Features of ext4 that its superblock names. */
+const NEEDS_RECOVERY = 0x04;
+const HAS_64_BITS = 0x80;
 /** e2fsck: nothing was wrong; what was wrong is mended. */
 const SOUND = [0, 1, 2];
 
@@ -34,13 +37,14 @@ const tool = (name: (typeof IMAGE_TOOLS)[number] | (typeof XFS_TOOLS)[number]): 
 
 /**
  * What is there is not touched.
- * @param from the file of another, which nobody writes to; absent: it begins empty
+ * @param options.from the file of another, which nobody writes to; absent: it begins empty
+ * @param options.isForeign not this host's kernel has written that: its file system is not looked into
  * @returns the size in bytes @throws ProviderError quota
  */
 export async function makeImage(
   dir: string,
   { volume }: VolumeRecord,
-  { from }: { from?: string | undefined } = {},
+  { from, isForeign = false }: { from?: string | undefined; isForeign?: boolean } = {},
 ): Promise<number> {
   const image = imageOf(dir);
   if (existsSync(image)) return statSync(image).size;
@@ -50,7 +54,7 @@ export async function makeImage(
   const size = wholeSize(volume.size_bytes, fs_type);
   await (await open(fresh, "w", 0o600)).close();
   await reserve(fresh, size);
-  if (from !== undefined) await copyInto(fresh, from, { size, mode, fs_type });
+  if (from !== undefined) await copyInto(fresh, from, { size, isMended: mode === "filesystem" && !isForeign, fs_type });
   else if (mode === "filesystem") await (fs_type === "xfs" ? makeXfs(fresh) : makeExt4(fresh));
   await flushFile(fresh);
   renameSync(fresh, image);
@@ -76,11 +80,11 @@ async function makeXfs(file: string): Promise<void> {
 async function copyInto(
   fresh: string,
   from: string,
-  { size, mode, fs_type }: { size: number; mode: VolumeRecord["volume"]["mode"]; fs_type: string },
+  { size, isMended, fs_type }: { size: number; isMended: boolean; fs_type: string },
 ): Promise<void> {
   await run(tool("dd"), [`if=${from}`, `of=${fresh}`, "bs=1M", "conv=notrunc,sparse", "status=none"]);
   // One of XFS grows when it is mounted, and is mended then.
-  if (mode === "filesystem" && fs_type !== "xfs") await mendFileSystem(fresh, size);
+  if (isMended && fs_type !== "xfs") await mendFileSystem(fresh, size);
 }
 
 /** Nobody has it attached. @throws ProviderError quota */
@@ -143,7 +147,7 @@ export async function roomFor(dir: string): Promise<number> {
  */
 export async function mendFileSystem(path: string, room: number): Promise<void> {
   await check(path, []);
-  const { bytes, blockBytes } = await fileSystemSize(path);
+  const { bytes, blockBytes } = await fileSystemState(path);
   if (bytes + blockBytes > room) return;
   await check(path, ["-f"]);
   await run(tool("resize2fs"), [path]);
@@ -173,16 +177,19 @@ export async function growXfs(mountPoint: string): Promise<void> {
   await run(tool("xfs_growfs"), ["-d", mountPoint]);
 }
 
-/** By its superblock. */
-async function fileSystemSize(path: string): Promise<{ bytes: number; blockBytes: number }> {
+/** Of ext4, by its superblock, which may be of anybody's making. */
+export async function fileSystemState(
+  path: string,
+): Promise<{ bytes: number; blockBytes: number; needsRecovery: boolean }> {
   const file = await open(path, "r");
   try {
     const superblock = Buffer.alloc(1024);
     await file.read(superblock, 0, 1024, 1024);
     const blockBytes = 1024 << superblock.readUInt32LE(0x18);
-    const has64 = (superblock.readUInt32LE(0x60) & 0x80) !== 0;
+    const features = superblock.readUInt32LE(0x60);
+    const has64 = (features & HAS_64_BITS) !== 0;
     const count = superblock.readUInt32LE(0x04) + (has64 ? superblock.readUInt32LE(0x150) * 2 ** 32 : 0);
-    return { bytes: count * blockBytes, blockBytes };
+    return { bytes: count * blockBytes, blockBytes, needsRecovery: (features & NEEDS_RECOVERY) !== 0 };
   } finally {
     await file.close();
   }

@@ -1,18 +1,22 @@
-/** Volumes that outlive machines, in the containers of every engine that has them as disks of this host. */
+/** Volumes that outlive machines, in the containers of every engine that has them as disks in files. */
 import { execFileSync } from "node:child_process";
 import { existsSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { expect, test } from "vitest";
 import { mountPoints } from "../../../providers/local/host/mounts.ts";
+import type { PersistentVolumeSpec } from "../../../src/provider/volume.ts";
 import type { Bench } from "./suite.ts";
 
 const MIB = 2 ** 20;
 let made = 0;
 
-export function volumeTests(bench: () => Bench): void {
-  const volume = async (): Promise<string> => {
-    const id = `disk-${++made}`;
-    const spec = { labels: {}, size_bytes: 32 * MIB, mode: "filesystem" } as const;
+export const newVolumeId = (): string => `disk-${++made}`;
+
+/** What makes volumes of 32 MiB, and machines that have one. */
+export function volumeBench(bench: () => Bench) {
+  const volume = async (more: Partial<PersistentVolumeSpec> = {}): Promise<string> => {
+    const id = newVolumeId();
+    const spec = { labels: {}, size_bytes: 32 * MIB, mode: "filesystem", ...more } as const;
     await bench().provider.volumes!.create(id, spec, { signal: bench().signal });
     return id;
   };
@@ -29,6 +33,12 @@ export function volumeTests(bench: () => Bench): void {
     await bench().reaches(created, "stopped");
     return lines;
   };
+  return { volume, shown };
+}
+
+/** Of every engine. */
+export function anyVolumeTests(bench: () => Bench): void {
+  const { volume, shown } = volumeBench(bench);
 
   test("a volume has its size, is one for all containers of its machine, and is free when that is over", async () => {
     const id = await volume();
@@ -41,54 +51,12 @@ export function volumeTests(bench: () => Bench): void {
     expect(await shown(id, "cat /v/said; df -m /v | tail -1 | awk '{ print ($2 <= 32) }'")).toEqual(["kept", "1"]);
   });
 
-  test("mount options are the volume's, and on this host none makes its files the host's", async () => {
-    const id = await volume();
-    const machine = await bench().create({
-      volumes: [{ name: "data", type: "persistent", volume: id, mount_options: ["noatime"] }],
-      containers: [
-        bench().shell("a", "grep ' /v ' /proc/mounts; while [ ! -e /v/end ]; do sleep 0.1; done", {
-          mounts: [{ volume: "data", path: "/v" }],
-        }),
-      ],
-    });
-    await bench().until(async () => expect((await bench().log(machine, "a"))[0]).toContain("noatime"));
-    const data = join(bench().stateDir, "volumes", id, "data");
-    const options = (await mountPoints()).find(({ path }) => path === data)?.options;
-    expect(options).toEqual(expect.arrayContaining(["nosuid", "nodev"]));
-    writeFileSync(join(data, "end"), "");
-    await bench().reaches(machine, "stopped");
-  });
-
   test("a mount option that is not allowed is invalid, with its field", async () => {
     const claim = { mount_options: ["noatime", "noexec"] };
     await expect(shown(await volume(), "true", { claim })).rejects.toMatchObject({
       code: "invalid",
       field: "volumes.0.mount_options",
     });
-  });
-
-  test("a link that leads out of a volume is no sub path, and the container does not begin", async () => {
-    const { provider, signal, stateDir } = bench();
-    const id = await volume();
-    writeFileSync(join(stateDir, "secret"), "of this host");
-    await shown(id, `ln -s ${stateDir} /v/out; ln -s / /v/root; ln -s .. /v/above; mkdir /v/in; ln -s in /v/inside`);
-    for (const part of ["out", "root", "above"]) {
-      const machine = await bench().create({
-        volumes: [{ name: "data", type: "persistent", volume: id }],
-        containers: [bench().shell("a", "ls /v", { mounts: [{ volume: "data", path: "/v", sub_path: part }] })],
-      });
-      await bench().until(async () =>
-        expect(await bench().container(machine, "a")).toMatchObject({
-          state: "waiting",
-          reason: "CreateContainerConfigError",
-          message: expect.stringContaining("failed to prepare subPath"),
-        }),
-      );
-      await provider.deletePod(machine, { force: true, signal });
-      await bench().until(async () => expect((await provider.volumes!.get(id, { signal })).attachments).toEqual([]));
-    }
-    const mounts = [{ volume: "data", path: "/v", sub_path: "inside" }];
-    expect(await shown(id, "ls /v | wc -l", { container: { mounts } })).toEqual(["0"]);
   });
 
   test("its files are the group's that the machine names", async () => {
@@ -98,25 +66,6 @@ export function volumeTests(bench: () => Bench): void {
     const container = { security: { user: 1234, group: 1234 } };
     const script = "stat -c '%g %a' /v/a/file; echo more >> /v/a/file && stat -c '%s' /v/a/file";
     expect(await shown(id, script, { machine, container })).toEqual(["4321 660", "5"]);
-  });
-
-  test("no volume is a block device, which its container could exchange for the next tenant's", async () => {
-    const { provider, signal } = bench();
-    const { capabilities } = await provider.getInfo({ signal });
-    expect(capabilities).not.toContain("volumes.block");
-    const id = `disk-${++made}`;
-    await expect(
-      provider.volumes!.create(id, { labels: {}, size_bytes: 32 * MIB, mode: "block" }, { signal }),
-    ).rejects.toMatchObject({ code: "invalid", field: "mode" });
-    expect(existsSync(join(bench().stateDir, "volumes", id))).toBe(false);
-  });
-
-  test("a container does not get the device of a file system", async () => {
-    const devices = [{ volume: "data", path: "/dev/xvda" }];
-    await expect(shown(await volume(), "true", { container: { mounts: [], devices } })).rejects.toMatchObject({
-      code: "unsupported",
-      field: "containers.0.devices",
-    });
   });
 
   test("a volume whose file system is damaged is not mounted, and its machine says so", async () => {
@@ -143,5 +92,72 @@ export function volumeTests(bench: () => Bench): void {
     await bench().provider.volumes!.delete(id, { signal: bench().signal });
     expect(existsSync(join(bench().stateDir, "volumes", id, "disk.img"))).toBe(false);
     expect(execFileSync("losetup", ["--list"]).toString()).not.toContain(`/volumes/${id}/`);
+  });
+}
+
+/** Of those whose containers share this host's kernel. */
+export function volumeTests(bench: () => Bench): void {
+  const { volume, shown } = volumeBench(bench);
+  anyVolumeTests(bench);
+
+  test("mount options are the volume's, and on this host none makes its files the host's", async () => {
+    const id = await volume();
+    const machine = await bench().create({
+      volumes: [{ name: "data", type: "persistent", volume: id, mount_options: ["noatime"] }],
+      containers: [
+        bench().shell("a", "grep ' /v ' /proc/mounts; while [ ! -e /v/end ]; do sleep 0.1; done", {
+          mounts: [{ volume: "data", path: "/v" }],
+        }),
+      ],
+    });
+    await bench().until(async () => expect((await bench().log(machine, "a"))[0]).toContain("noatime"));
+    const data = join(bench().stateDir, "volumes", id, "data");
+    const options = (await mountPoints()).find(({ path }) => path === data)?.options;
+    expect(options).toEqual(expect.arrayContaining(["nosuid", "nodev"]));
+    writeFileSync(join(data, "end"), "");
+    await bench().reaches(machine, "stopped");
+  });
+
+  test("a link that leads out of a volume is no sub path, and the container does not begin", async () => {
+    const { provider, signal, stateDir } = bench();
+    const id = await volume();
+    writeFileSync(join(stateDir, "secret"), "of this host");
+    await shown(id, `ln -s ${stateDir} /v/out; ln -s / /v/root; ln -s .. /v/above; mkdir /v/in; ln -s in /v/inside`);
+    for (const part of ["out", "root", "above"]) {
+      const machine = await bench().create({
+        volumes: [{ name: "data", type: "persistent", volume: id }],
+        containers: [bench().shell("a", "ls /v", { mounts: [{ volume: "data", path: "/v", sub_path: part }] })],
+      });
+      await bench().until(async () =>
+        expect(await bench().container(machine, "a")).toMatchObject({
+          state: "waiting",
+          reason: "CreateContainerConfigError",
+          message: expect.stringContaining("failed to prepare subPath"),
+        }),
+      );
+      await provider.deletePod(machine, { force: true, signal });
+      await bench().until(async () => expect((await provider.volumes!.get(id, { signal })).attachments).toEqual([]));
+    }
+    const mounts = [{ volume: "data", path: "/v", sub_path: "inside" }];
+    expect(await shown(id, "ls /v | wc -l", { container: { mounts } })).toEqual(["0"]);
+  });
+
+  test("no volume is a block device, which its container could exchange for the next tenant's", async () => {
+    const { provider, signal } = bench();
+    const { capabilities } = await provider.getInfo({ signal });
+    expect(capabilities).not.toContain("volumes.block");
+    const id = newVolumeId();
+    await expect(
+      provider.volumes!.create(id, { labels: {}, size_bytes: 32 * MIB, mode: "block" }, { signal }),
+    ).rejects.toMatchObject({ code: "invalid", field: "mode" });
+    expect(existsSync(join(bench().stateDir, "volumes", id))).toBe(false);
+  });
+
+  test("a container does not get the device of a file system", async () => {
+    const devices = [{ volume: "data", path: "/dev/xvda" }];
+    await expect(shown(await volume(), "true", { container: { mounts: [], devices } })).rejects.toMatchObject({
+      code: "unsupported",
+      field: "containers.0.devices",
+    });
   });
 }

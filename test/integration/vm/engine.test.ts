@@ -14,6 +14,7 @@ import { leaveOut } from "../../support/left-out.ts";
 import { missingForImages } from "../../support/registry.ts";
 import { containerTests, pushImages } from "../backend/containers.ts";
 import { backendSuite, text } from "../backend/suite.ts";
+import { diskTests } from "./disks.ts";
 
 /** Default: made from Debian packages at the first run, and kept in the cache. */
 const guestDir = process.env["VMLET_GUEST_DIR"];
@@ -68,6 +69,7 @@ if (missing.length > 0) {
       await bench().reaches(id, "running");
       return id;
     };
+    diskTests(bench, vms);
     const remove = (id: string) => bench().provider.deletePod(id, { force: true, signal: bench().signal });
     const output = async (id: string, script: string) =>
       await text((await bench().exec(id, "a", ["sh", "-c", script])).stdout);

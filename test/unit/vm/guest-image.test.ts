@@ -108,7 +108,7 @@ describe("the image that machines are made of", () => {
       make: async (folder) => await make(folder),
     });
   });
-  const files = ["version", "packages", "frequency", "jail", "read-only.so", "vmlinux", "base.cpio", "sums"];
+  const files = ["version", "packages", "frequency", "jail", "give", "read-only.so", "vmlinux", "base.cpio", "sums"];
 
   test("is taken as it is when it is whole", async () => {
     await image.ready();

@@ -19,12 +19,14 @@ import { GuestControl, GuestError, quote } from "../../../providers/local/engine
 import { tscKhz } from "../../../providers/local/engines/vm/frequency.ts";
 import { machineScript } from "../../../providers/local/engines/vm/identity.ts";
 import type { Jail } from "../../../providers/local/engines/vm/jail.ts";
-import { attachDisk, kernelArguments, PROCESSOR, Qemu, startJailed } from "../../../providers/local/engines/vm/qemu.ts";
+import { attachDisk } from "../../../providers/local/engines/vm/blocks.ts";
+import { kernelArguments, PROCESSOR, Qemu, startJailed } from "../../../providers/local/engines/vm/qemu.ts";
 import { runCommand } from "../../e2e/harness/exec.ts";
 import { Qmp } from "../../../providers/local/engines/vm/qmp.ts";
 import { VmSandbox } from "../../../providers/local/engines/vm/sandbox.ts";
 import { vmSize } from "../../../providers/local/engines/vm/size.ts";
 import { parseStats } from "../../../providers/local/engines/vm/stats.ts";
+import { GuestDisks } from "../../../providers/local/engines/vm/disks.ts";
 import { destroyVm, Vm, type VmContext } from "../../../providers/local/engines/vm/vm.ts";
 import { bootId, processStat } from "../../../providers/local/host/proc.ts";
 import type { HostNetwork } from "../../../providers/local/network/network.ts";
@@ -340,6 +342,9 @@ async function machineWith(
   const record = { size: { memoryMib: 192, cpus: 1 }, attachment, process: { pid, startTime }, boot: bootId() };
   writeFileSync(join(dir, "k1/vm.json"), JSON.stringify(record));
   const sizing = { memoryMib: 128, maxCpus: 4 };
+  const noDisk = () => {
+    throw new Error("it has no volumes");
+  };
   const context = {
     clock,
     vmsDir: dir,
@@ -351,6 +356,7 @@ async function machineWith(
       wasOutOfMemory: async (folder: string) => isOutOfMemory && folder === join(dir, "k1"),
       forget: async () => {},
     } as unknown as Qemu,
+    disks: new GuestDisks({ guestDir: dir, clock, diskOf: noDisk }),
   } as VmContext;
   const vm = (await Vm.find(context, "k1"))!;
   const home = {

@@ -18,6 +18,7 @@ import {
   Once,
   pause,
   type ResourceAmounts,
+  volumeClaims,
 } from "../../../../src/provider/kit/index.ts";
 import { Cgroup } from "../../bundle/cgroup.ts";
 import { checkResolvConf } from "../../bundle/host-resolv.ts";
@@ -26,6 +27,7 @@ import { oomScoreAdj } from "../../bundle/machine-resources.ts";
 import type { Engine, HostProblem, MachineHome, Sandbox } from "../../engine.ts";
 import { findTool } from "../../host/command.ts";
 import { setOomScore } from "../../host/oom-score.ts";
+import { HostError } from "../../host/host-error.ts";
 import { machineHash } from "../../host/machine-hash.ts";
 import { readdirAtomic, writeFileAtomic } from "../../host/files.ts";
 import { TornFiles } from "../../host/torn-files.ts";
@@ -36,8 +38,11 @@ import { NodeRange } from "../../network/node-range.ts";
 import { checkNetwork } from "../../network/check-network.ts";
 import { DEFAULT_BRIDGE, HostNetwork, type NetworkOptions, refusedRanges } from "../../network/network.ts";
 import type { SeccompSource } from "../../bundle/seccomp.ts";
-import { VM_CAPABILITIES } from "../capabilities.ts";
+import { DISK_VOLUME_CAPABILITIES, VM_CAPABILITIES } from "../capabilities.ts";
+import { checkDiskVolumes, DiskVolumes, hasDiskVolumes } from "../../volumes/disk-files.ts";
+import type { HostVolumes, VolumePlace } from "../../volume-contents.ts";
 import { probeAccelerator } from "./accelerator.ts";
+import { GuestDisks, releaseDisks } from "./disks.ts";
 import { tscKhz } from "./frequency.ts";
 import { checkGuest, defaultGuestDir, hasGuest, makeGuest, outdatedPackages } from "./guest.ts";
 import { GuestImage, tornGuestFiles } from "./guest-image.ts";
@@ -109,7 +114,7 @@ interface MachineVm {
 
 export class VmEngine implements Engine {
   readonly name = "vm";
-  readonly capabilities = VM_CAPABILITIES;
+  readonly capabilities = [...VM_CAPABILITIES, ...(hasDiskVolumes() ? DISK_VOLUME_CAPABILITIES : [])];
   readonly images: HostImages;
   /** QEMU beside the guest's memory, and the shim of each container. */
   readonly overhead = { machineBytes: 72 * 1024 ** 2, containerBytes: 32 * 1024 ** 2 };
@@ -121,11 +126,19 @@ export class VmEngine implements Engine {
   readonly #guestDir: string;
   readonly #context = new Once(() => this.#prepare());
   #pool: VmPool | undefined;
+  #volumes: DiskVolumes | undefined;
   readonly #closing = new AbortController();
   #cancelCollect: (() => void) | undefined;
   /** Of all VMs. */
   readonly #group: Cgroup;
   readonly #groupPath: string;
+
+  readonly volumes = (place: VolumePlace): HostVolumes => {
+    this.#volumes = new DiskVolumes(place, async (id, sizeBytes) => {
+      await (await this.#context.get()).disks.grow(id, sizeBytes, AbortSignal.timeout(CALL_MS));
+    });
+    return this.#volumes;
+  };
 
   constructor(options: VmEngineOptions) {
     const { stateDir, clock, logger } = options;
@@ -172,7 +185,7 @@ export class VmEngine implements Engine {
         problem: `the default seccomp profile ${this.#seccompProfile()} is missing`,
         cure: "install the package containers-common (Debian: golang-github-containers-common)",
       });
-    problems.push(...checkUsers(this.#options.users));
+    problems.push(...checkUsers(this.#options.users), ...checkDiskVolumes());
     if (!existsSync("/dev/kvm"))
       problems.push({
         fatal: false,
@@ -248,7 +261,10 @@ export class VmEngine implements Engine {
     const size = vmSize(home.spec, context.sizing);
     // From its turn on: behind many others, on a host that is overrun, a start would be late before it has begun.
     const inTime = () => AbortSignal.any([signal, AbortSignal.timeout(context.bootTimeoutMs)]);
-    const waiting = this.#pool?.take(size);
+    const hasDisks = volumeClaims(home.spec).length > 0;
+    // Those that wait may not write to files that are longer than their own disks.
+    const waiting = hasDisks ? undefined : this.#pool?.take(size);
+    const fileBytes = hasDisks ? await this.#volumes?.largestFile() : undefined;
     const key = waiting?.key ?? Vm.newKey();
     try {
       await writeFileAtomic(this.#recordFile(home), JSON.stringify({ id: home.id, key } satisfies MachineVm));
@@ -262,7 +278,7 @@ export class VmEngine implements Engine {
       waiting ??
       (await context.boots.add(async () => {
         signal.throwIfAborted();
-        return await Vm.start(context, key, size, inTime());
+        return await Vm.start(context, key, size, inTime(), fileBytes);
       }));
     try {
       await this.#rankVm(vm.pid, home);
@@ -292,9 +308,21 @@ export class VmEngine implements Engine {
 
   async destroy(home: MachineHome): Promise<void> {
     const key = this.#keyOf(home);
-    if (key !== undefined) await destroyVm(await this.#context.get(), key);
+    if (key !== undefined) await this.#destroyVm(home, key);
     await rm(home.dir, { recursive: true, force: true });
     await rm(this.#recordFile(home), { force: true });
+  }
+
+  async #destroyVm({ id, spec }: MachineHome, key: string): Promise<void> {
+    const context = await this.#context.get();
+    const { clock, logger } = this.#options;
+    const vm = volumeClaims(spec).length === 0 ? undefined : await Vm.find(context, key);
+    if (vm !== undefined) {
+      await releaseDisks(vm, { id, spec, clock, logger });
+      vm.control.close();
+    }
+    await destroyVm(context, key);
+    context.disks.forget(spec);
   }
 
   async capacity(): Promise<ProviderCapacity> {
@@ -376,6 +404,14 @@ export class VmEngine implements Engine {
         groups: vmGroups(this.#groupPath, logger),
         tscKhz: khz,
         prepare: warm && [warm.command],
+      }),
+      disks: new GuestDisks({
+        guestDir: this.#guestDir,
+        clock,
+        diskOf: (id) => {
+          if (this.#volumes === undefined) throw new HostError("there are no volumes that outlive machines");
+          return this.#volumes.disk(id);
+        },
       }),
       boots: new PQueue({ concurrency: Math.max(2, processors) }),
       clones,

@@ -13,7 +13,7 @@ import { HostError } from "../../host/host-error.ts";
 import { hasGuest, makeGuest } from "./guest.ts";
 
 /** What guest-image.sh makes beside `sums`, which has the hash of each. */
-const FILES = ["version", "packages", "frequency", "jail", "read-only.so", "vmlinux", "base.cpio"] as const;
+const FILES = ["version", "packages", "frequency", "jail", "give", "read-only.so", "vmlinux", "base.cpio"] as const;
 /** Of which `version` is the hash: all that is known of an image without `sums`, an earlier version's. */
 const GUEST_FILES = ["frequency", "vmlinux", "base.cpio"] as const;
 const SUMS = "sums";

@@ -115,7 +115,7 @@ async function checkAge(dir: string, nowMs: number): Promise<HostProblem[]> {
 
 /** Every QEMU is started by them. */
 async function checkPrograms(dir: string): Promise<HostProblem[]> {
-  const missing = ["jail", "read-only.so"].filter((name) => !existsSync(join(dir, name)));
+  const missing = ["jail", "give", "read-only.so"].filter((name) => !existsSync(join(dir, name)));
   if (missing.length > 0)
     return [
       {

@@ -36,10 +36,11 @@ function volumeMount({ spec }: MachineHome, launch: ContainerLaunch, mount: Moun
   if (volume.type === "image" && location === undefined)
     throw new ContainerError("ImageVolumeMountFailed", `volume ${volume.name}: its image is not there`);
   const root = volume.type === "image" ? `/images/${imageName(location!)}` : `${VOLUMES}/${volume.name}`;
-  const readOnly = volume.type !== "empty_dir" || mount.read_only === true;
+  const isWritable = volume.type === "empty_dir" || (volume.type === "persistent" && volume.read_only !== true);
+  const readOnly = !isWritable || mount.read_only === true;
   if (mount.sub_path === undefined || mount.sub_path === "") return bind(root, mount.path, readOnly);
   const name = String(subPaths.length);
-  const missing = volume.type === "empty_dir" ? "make" : "-";
+  const missing = isWritable ? "make" : "-";
   subPaths.push(["sub_path", launch.id, name, root, mount.sub_path, missing]);
   return bind(`${CONTAINERS}/${launch.id}/sub-${name}`, mount.path, readOnly);
 }

@@ -15,6 +15,7 @@ import { findTool } from "../../host/command.ts";
 import { HostError } from "../../host/host-error.ts";
 import { patienceFor, processorMsOf } from "../../host/patience.ts";
 import { isAlive, processStat } from "../../host/proc.ts";
+import { fileBlock } from "./blocks.ts";
 import { GuestControl, type GuestCommand } from "./control.ts";
 import { copyDisk, makeBlankDisk } from "./disk.ts";
 import { processorIdentity, qemuIdentity } from "./host-version.ts";
@@ -43,6 +44,8 @@ export interface VmPlace {
   disk: string;
   /** What QEMU itself complains of. */
   log: string;
+  /** No file gets longer by it. Absent: than the machine's own disk. */
+  fileBytes?: number | undefined;
 }
 
 /** A VM that serves its control channel; `control` is connected. */
@@ -376,7 +379,7 @@ export class Qemu {
       uid: await this.#users.take(folder),
       root,
       groups: (await groups?.make(basename(folder), size)) ?? [],
-      fileBytes: diskBytes,
+      fileBytes: place.fileBytes ?? diskBytes,
     });
     jail.see(...(await this.#files.get()), join(folder, IMAGES));
     if (accelerator === "kvm") jail.device("/dev/kvm");
@@ -460,36 +463,6 @@ export class Qemu {
 export function kernelArguments(accelerator: Accelerator, tscKhz?: number): string {
   const known = accelerator === "kvm" || tscKhz === undefined ? "" : ` tsc_early_khz=${tscKhz}`;
   return `${KERNEL_ARGS} ${PROTECTIONS[accelerator]}${known}`;
-}
-
-/** What the guest deletes of what it may write, this host has room for again. */
-function fileBlock(id: string, filename: string, readOnly: boolean): object {
-  const common = { "read-only": readOnly, ...(readOnly ? {} : { discard: "unmap" }) };
-  return {
-    driver: "raw",
-    "node-name": id,
-    ...common,
-    file: { driver: "file", filename, ...common, ...(readOnly ? { locking: "off" } : {}) },
-  };
-}
-
-/**
- * Plugs a read-only disk in; the guest finds it by its serial. Repeating it is safe, also when only the first step had
- * been taken.
- */
-export async function attachDisk(
-  qmpSocket: string,
-  disk: { id: string; file: string },
-  signal: AbortSignal,
-): Promise<void> {
-  using qmp = await Qmp.open(qmpSocket, signal);
-  const device = { driver: "scsi-hd", bus: "scsi0.0", id: `dev-${disk.id}`, drive: disk.id, serial: disk.id };
-  const steps = [["blockdev-add", fileBlock(disk.id, disk.file, true)] as const, ["device_add", device] as const];
-  for (const [command, args] of steps) {
-    await qmp.execute(command, args).catch((thrown: unknown) => {
-      if (!/duplicate/i.test(String(thrown))) throw thrown;
-    });
-  }
 }
 
 /**

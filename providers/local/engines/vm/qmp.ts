@@ -1,5 +1,6 @@
 /** QEMU's control socket (QMP): one connection per use, one command at a time. */
-import { connect, type Socket } from "node:net";
+import { connect } from "node:net";
+import type { Duplex } from "node:stream";
 import { onAbort, VmletError } from "../../../../src/provider/kit/index.ts";
 
 const MAX_LINE_BYTES = 1 << 20;
@@ -12,14 +13,14 @@ class QmpError extends VmletError {
 
 /** To be closed: `using qmp = await Qmp.open(...)`. */
 export class Qmp implements Disposable {
-  readonly #socket: Socket;
+  readonly #socket: Duplex;
   #buffer = "";
   /** Since the last command. */
   #received = 0;
   #waiting: { resolve(value: unknown): void; reject(error: Error): void } | undefined;
   #failure: Error | undefined;
 
-  private constructor(socket: Socket) {
+  private constructor(socket: Duplex) {
     this.#socket = socket;
     socket.setEncoding("utf8").on("data", (text: string) => this.#read(text));
     socket.on("error", (error) => this.#fail(error));
@@ -28,7 +29,11 @@ export class Qmp implements Disposable {
 
   /** Connects and leaves capability negotiation. */
   static async open(path: string, signal: AbortSignal): Promise<Qmp> {
-    const socket = connect(path);
+    return await Qmp.over(connect(path), signal);
+  }
+
+  /** By a connection to it that somebody else has made. */
+  static async over(socket: Duplex, signal: AbortSignal): Promise<Qmp> {
     const qmp = new Qmp(socket);
     const listening = onAbort(signal, () => socket.destroy(signal.reason as Error));
     socket.once("close", () => listening[Symbol.dispose]());

@@ -42,6 +42,7 @@ import { commandEnv, ociConfig, ociResources } from "../../bundle/bundle.ts";
 import { kernelHostname } from "../../bundle/host-files.ts";
 import { seccompProfile } from "../../bundle/seccomp.ts";
 import { containerUser } from "../../bundle/users.ts";
+import { attachDisk } from "./blocks.ts";
 import { GuestError, quote, type GuestCommand } from "./control.ts";
 import { GuestHealth, type GuestProbe } from "./health.ts";
 import { machineScript } from "./identity.ts";
@@ -49,7 +50,7 @@ import { imageDisk, linkDisk } from "./image-disk.ts";
 import { CALL_PROCESSOR_MS } from "./patience.ts";
 import type { GuestPort } from "./ports.ts";
 import { CONTAINERS, containerMounts, imageName, imageSerial } from "./mounts.ts";
-import { attachDisk, imagesDir } from "./qemu.ts";
+import { imagesDir } from "./qemu.ts";
 import { Qmp } from "./qmp.ts";
 import { vmSize } from "./size.ts";
 import { sandboxStats } from "./stats.ts";
@@ -95,13 +96,14 @@ export async function openSandbox(
   const { spec, secretDir } = home;
   for (const folder of ["files", "run"]) await mkdir(join(secretDir, folder), { recursive: true, mode: 0o700 });
   await context.network.openHostPorts(vm.key, containerPorts(spec));
+  const disks = await context.disks.plug(vm, spec, signal);
   const script = machineScript({
     machineId: home.id,
     spec,
     address: vm.attachment.address,
     nowMs: context.clock.now(),
     hostResolvConf: await hostResolvConf(),
-    prepare: prepareCommands(spec),
+    prepare: [...disks, ...prepareCommands(spec)],
   });
   await vm.control.script(script, signal);
   return new VmSandbox(context, home, vm);
@@ -163,8 +165,9 @@ export class VmSandbox implements Sandbox {
     });
   }
 
-  /** After a restart of the backend: no other command gets a running container's port. */
+  /** After a restart of the backend: no other command gets a running container's port; its disks are its own. */
   async resume(): Promise<void> {
+    this.#context.disks.resume(this.#vm, this.#home.spec);
     for (const dir of new Set(this.#startDirs))
       for (const name of await readdirAtomic(dir).catch(noneWhenMissing)) {
         const { port } = JSON.parse(await readFile(join(dir, name), "utf8")) as ContainerStart;
@@ -183,6 +186,7 @@ export class VmSandbox implements Sandbox {
     ];
     await Promise.all(locations.map((location) => this.#attachImage(location)));
     const { mounts, subPaths } = containerMounts(this.#home, launch);
+    const nodes = await this.#context.disks.devices(this.#home.spec, spec, (command) => this.#call([command]));
     // Whose processes the container sees: the guest knows where they are.
     const isShared = this.#home.spec.security?.share_process_namespace === true;
     const processes = isShared ? "shared" : launch.target?.id;
@@ -195,6 +199,7 @@ export class VmSandbox implements Sandbox {
       // The VM is the machine: its network, hostname and IPC are the containers'.
       namespaces: [{ type: "pid", ...(processes === undefined ? {} : { path: `${CONTAINERS}/${id}/processes` }) }],
       mounts,
+      devices: { nodes, areBound: false },
       cgroupsPath: `${GROUPS}/${id}/ctr`,
       cgroupVersion: 2,
       sysctls: [],
@@ -437,10 +442,13 @@ export class VmSandbox implements Sandbox {
   }
 
   async #call(commands: readonly GuestCommand[], signal?: AbortSignal): Promise<string> {
+    // A guest has one channel: opened again by who comes late, it would be shut to who has the VM from now on.
+    this.#closing.signal.throwIfAborted();
     return await this.#vm.control.run(commands, this.#limited(signal));
   }
 
   async #script(text: string): Promise<string> {
+    this.#closing.signal.throwIfAborted();
     return await this.#vm.control.script(text, this.#limited(undefined));
   }
 

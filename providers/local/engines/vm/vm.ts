@@ -22,6 +22,7 @@ import { processorMsOf } from "../../host/patience.ts";
 import { bootId, isAlive } from "../../host/proc.ts";
 import type { SeccompSource } from "../../bundle/seccomp.ts";
 import { GuestControl } from "./control.ts";
+import type { GuestDisks } from "./disks.ts";
 import { vmScript } from "./identity.ts";
 import { GuestPorts } from "./ports.ts";
 import { killVm, type Qemu, type VmPlace, type VmSize } from "./qemu.ts";
@@ -37,6 +38,7 @@ export interface VmContext {
   /** A folder per VM. */
   vmsDir: string;
   qemu: Qemu;
+  disks: GuestDisks;
   /** Boots and clones at a time: more than there are processors only makes each slower. */
   boots: PQueue;
   clones: boolean;
@@ -97,12 +99,19 @@ export class Vm {
   /**
    * Makes a VM that has its own randomness and address, and is ready for a machine. When it fails or the backend ends
    * meanwhile, `destroyVm` removes what there is.
+   * @param fileBytes the longest of the files that it is to write; absent: its own disk
    */
-  static async start(context: VmContext, key: string, size: VmSize, signal: AbortSignal): Promise<Vm> {
+  static async start(
+    context: VmContext,
+    key: string,
+    size: VmSize,
+    signal: AbortSignal,
+    fileBytes?: number,
+  ): Promise<Vm> {
     const dir = vmDir(context, key);
     await mkdir(dir, { recursive: true, mode: 0o700 });
     const attachment = await context.network.attachTap(key);
-    const place = vmPlace(context, key, attachment.link);
+    const place = { ...vmPlace(context, key, attachment.link), fileBytes };
     const { qemu, clones } = context;
     const started = clones ? await qemu.clone(size, place, signal) : await qemu.boot(size, place, signal);
     try {
