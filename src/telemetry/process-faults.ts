@@ -29,6 +29,8 @@ interface ProcessFaultsOptions {
  * Between two lines: what is thrown once is often thrown for each pod, again and again. Each tells how many there were.
  */
 const LINE_PAUSE_MS = 10_000;
+/** Where the libraries are that are packed into vmlet's package, in its folder (helm/package.ts). */
+const PACKED = "packages";
 
 export class ProcessFaults {
   /** Since the process started. */
@@ -85,6 +87,7 @@ export class ProcessFaults {
   #isOurs(thrown: unknown): boolean {
     if (!(thrown instanceof Error)) return false;
     const frames = (thrown.stack ?? "").split("\n").filter((line) => line.startsWith("    at "));
-    return frames.some((frame) => frame.includes(this.#own) && !frame.includes(`${sep}node_modules${sep}`));
+    const foreign = [`${sep}node_modules${sep}`, `${this.#own}${PACKED}${sep}`];
+    return frames.some((frame) => frame.includes(this.#own) && !foreign.some((folder) => frame.includes(folder)));
   }
 }

@@ -39,6 +39,7 @@ test.each([
   ["in a callback of a provider module", raisedIn("/plugins/cloud.mjs")],
   ["in a library", raisedIn("/app/node_modules/ws/lib/websocket.js")],
   ["in a library that lies in a folder of ours", raisedIn("/app/dist/src/node_modules/ws/lib/websocket.js")],
+  ["in a library that is packed into vmlet's own package", raisedIn("/app/dist/src/packages/ws.js")],
   ["in Node itself", raisedIn("node:internal/timers")],
   ["and is no error", "boom"],
 ])("what is thrown %s is counted, and the process goes on", (_where, thrown) => {
