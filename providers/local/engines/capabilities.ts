@@ -55,9 +55,9 @@ export const CRI_CAPABILITIES: readonly Capability[] = [
   "resize_machine",
 ];
 
-/** A machine with a kernel of its own can be handed over whole. Nobody on the host sees the files of its volumes. */
+/** A machine with a kernel of its own can be handed over whole. */
 export const VM_CAPABILITIES: readonly Capability[] = [
-  ...OCI_CAPABILITIES.filter((capability) => capability !== "env_files"),
+  ...OCI_CAPABILITIES,
   "privileged",
   "user_namespace",
   "share_process_namespace",

@@ -1,5 +1,6 @@
 /** Which of the suite's specs are about the driver of volumes, and RESULTS-storage.md. */
 import { resultRows, SUITE_COLUMN, summary, type Result } from "./report.ts";
+import type { StorageEngine } from "./suite-reports.ts";
 import { specOf, type GinkgoReport, type Spec, type SpecReport } from "./specs.ts";
 
 const DRIVERS = /^External Storage \[Driver: [^\]]+\]/;
@@ -28,7 +29,26 @@ export function storageSpecs(report: GinkgoReport): Spec[] {
     .toSorted((a, b) => (a.name < b.name ? -1 : 1));
 }
 
-export function toStorageMarkdown(results: readonly Result[], { kubernetes }: { kubernetes: string }): string {
+/** What is the engine's own. */
+const ENGINE_LINES: Readonly<Record<StorageEngine, readonly string[]>> = {
+  cri: [
+    "dynamically, so the patterns of pre-provisioned and inline volumes are of older plugins; the engine has ext4 and xfs, and no block devices.",
+    "The StorageClass names the backend's class `shared`, whose volumes several pods may have, and binds at once: a clone is made while no pod has its source.",
+    "A snapshot is ready when no pod has its volume any more, for which the stress of snapshots does not wait: it is left out.",
+    "The group topology is run with a backend for each node, each a zone (`--zones`).",
+  ],
+  vm: [
+    "dynamically, so the patterns of pre-provisioned and inline volumes are of older plugins; the engine has ext4 and block devices.",
+    "A volume is one machine's: a guest has a kernel of its own. So tests that have several pods on one volume at a time are left out.",
+    "The StorageClass binds at once: a clone is made while no pod has its source. A snapshot is ready when no pod has its volume any more, for which the stress of",
+    "snapshots does not wait: it is left out. The machines are emulated (no KVM), several times slower than a processor.",
+  ],
+};
+
+export function toStorageMarkdown(
+  results: readonly Result[],
+  { kubernetes, engine }: { kubernetes: string; engine: StorageEngine },
+): string {
   const groups = [...new Set(results.map(({ group }) => group))].toSorted();
   const row = (cells: readonly (string | number)[]) => `| ${cells.join(" | ")} |`;
   const totals = (of: readonly Result[]) => [
@@ -39,12 +59,9 @@ export function toStorageMarkdown(results: readonly Result[], { kubernetes }: { 
     "# Kubernetes' external storage suite",
     "",
     `Written by \`npm run conformance:storage\`: the tests of the suite of Kubernetes ${kubernetes} for CSI drivers, unchanged, with \`vmlet csi\` and the CSI project's`,
-    "sidecars as the chart runs them, two nodes on engine `cri`, and those StatefulSet tests of sig-apps that claim volumes. Windows' patterns are not counted.",
+    `sidecars as the chart runs them, two nodes on engine \`${engine}\`, and those StatefulSet tests of sig-apps that claim volumes. Windows' patterns are not counted.`,
     "A test that is left out skips itself, for what the driver's file (`kubernetes/storage.ts`) does not declare: volumes of CSI drivers are provisioned",
-    "dynamically, so the patterns of pre-provisioned and inline volumes are of older plugins; the engine has ext4 and xfs, and no block devices.",
-    "The StorageClass names the backend's class `shared`, whose volumes several pods may have, and binds at once: a clone is made while no pod has its source.",
-    "A snapshot is ready when no pod has its volume any more, for which the stress of snapshots does not wait: it is left out.",
-    "The group topology is run with a backend for each node, each a zone (`--zones`).",
+    ...ENGINE_LINES[engine],
     SUITE_COLUMN,
     "",
     // The formatter would rewrite what looks like emphasis in the names of tests.

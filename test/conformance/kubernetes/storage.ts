@@ -1,7 +1,8 @@
 /**
- * `npm run conformance:storage [-- --focus REGEX] [--skip REGEX] [--unpassed] [--within SECONDS] [--parallel N] [--attempts N] [--table]`:
+ * `npm run conformance:storage [-- --focus REGEX] [--skip REGEX] [--unpassed] [--within SECONDS] [--parallel N] [--attempts N] [--engine vm] [--table]`:
  * Kubernetes' external storage suite against the CSI driver of vmlet's volumes, and its StatefulSet tests that claim some:
- * two nodes on engine cri, `vmlet csi` and the CSI project's sidecars beside the control plane as the chart runs them.
+ * two nodes on an engine, `vmlet csi` and the CSI project's sidecars beside the control plane as the chart runs them.
+ * `--engine vm` has a table of its own, RESULTS-storage-vm.md.
  * `--focus` also takes a group (`^subPath$`); `--within` chooses what passed in RESULTS-storage.md in no more seconds than
  * that, and leaves the file as it is; without it the file gets what was run, as it ends. `--tmpfs 6g` keeps images and volumes in so much
  * memory, for a host whose disk is nearly full (the nodes would have disk pressure), on a file system of 200 GiB: StatefulSets' tests
@@ -21,13 +22,13 @@ import { stringify } from "yaml";
 import { kubernetesVersion } from "../../e2e/harness/build.ts";
 import { runCommand } from "../../e2e/harness/exec.ts";
 import { sidecarPrograms, startVolumeDriver } from "../../e2e/volume-driver.ts";
-import { environmentPrograms, nodeNames, startEnvironment } from "./environment.ts";
+import { environmentPrograms, hasHostAccess, nodeNames, startEnvironment } from "./environment.ts";
 import { pushImages, repositoryList, suitePrograms } from "./images.ts";
 import { isInside, runInside, setUp } from "./namespaces.ts";
 import { fromMarkdown, merge, resultsOf, withNotRun, type Result } from "./report.ts";
 import { isSerial, wasRun, type GinkgoReport, type Spec } from "./specs.ts";
 import { storageSpecOf, storageSpecs, toStorageMarkdown } from "./storage-specs.ts";
-import { storageSuite } from "./suite-reports.ts";
+import { STORAGE_ENGINES, storageSuite } from "./suite-reports.ts";
 import { listImages, print, runSpecs } from "./suite-run.ts";
 
 const { values: options } = parseArgs({
@@ -40,11 +41,14 @@ const { values: options } = parseArgs({
     attempts: { type: "string", default: "1" },
     list: { type: "boolean", default: false },
     table: { type: "boolean", default: false },
+    engine: { type: "string", default: "cri" },
     zones: { type: "boolean", default: false },
     tmpfs: { type: "string" },
   },
 });
-const resultsFile = join(import.meta.dirname, "../RESULTS-storage.md");
+const engine = STORAGE_ENGINES.find((each) => each === options.engine);
+if (engine === undefined) throw new Error(`--engine: there is ${STORAGE_ENGINES.join(", ")}, and no ${options.engine}`);
+const resultsFile = join(import.meta.dirname, `../RESULTS-storage${engine === "cri" ? "" : `-${engine}`}.md`);
 /** Only of this run, which has mounts of its own. */
 const MEMORY = "/mnt";
 /** Its file has holes: what is reserved on it, and not written, takes no memory. */
@@ -67,7 +71,7 @@ async function main(): Promise<number> {
   const reportDir = await mkdtemp(join(tmpdir(), "vmlet-storage-"));
   console.log(`logs: ${reportDir}`);
   const { specs, suite, driverFile } = await chosen(reportDir);
-  const host = { ...(await setUp()), hostAccess: true };
+  const host = { ...(await setUp()), hostAccess: hasHostAccess(engine!) };
   if (options.tmpfs !== undefined) {
     await runCommand("mount", ["-t", "tmpfs", "-o", `size=${options.tmpfs}`, "tmpfs", MEMORY]);
     const [image, disk] = [join(MEMORY, "disk.img"), join(MEMORY, "disk")];
@@ -79,7 +83,7 @@ async function main(): Promise<number> {
   }
   const abort = new AbortController();
   process.once("SIGINT", () => abort.abort());
-  await using environment = await startEnvironment({ engine: "cri", zones: options.zones });
+  await using environment = await startEnvironment({ engine, zones: options.zones });
   const { cluster, registry, backends } = environment;
   console.log(`control plane, backend, agents and sidecars log to ${cluster.sandbox.dir}`);
   const csi = {
@@ -87,7 +91,7 @@ async function main(): Promise<number> {
       {
         name: "vmlet",
         annotations: { "storageclass.kubernetes.io/is-default-class": "true" },
-        parameters: { class: "shared" },
+        ...(engine === "cri" && { parameters: { class: "shared" } }),
         // A clone is made while no pod has its source: bound with its pod, it would wait for the source's to end.
         volumeBindingMode: "Immediate",
       },
@@ -131,12 +135,12 @@ async function main(): Promise<number> {
 
 async function writeTable(newer: readonly Result[], suite: readonly Spec[]): Promise<void> {
   const all = withNotRun(merge(await lastResults(), newer), suite);
-  await writeFile(resultsFile, toStorageMarkdown(all, { kubernetes: kubernetesVersion }));
+  await writeFile(resultsFile, toStorageMarkdown(all, { kubernetes: kubernetesVersion, engine: engine! }));
 }
 
 /** The specs that the options choose; what the suite has depends on the driver's file. */
 async function chosen(dir: string) {
-  const { driverFile, report } = await storageSuite(dir);
+  const { driverFile, report } = await storageSuite(dir, engine!);
   const passed = (await lastResults()).filter(({ outcome }) => outcome === "passed");
   const within = Number(options.within);
   const focus = new RegExp(options.focus);

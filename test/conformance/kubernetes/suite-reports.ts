@@ -9,38 +9,68 @@ import { runCommand } from "../../e2e/harness/exec.ts";
 import type { GinkgoReport } from "./specs.ts";
 import { readReport } from "./suite-run.ts";
 
-/** What the suite may ask of the driver: of this engine, and on this host. */
-const DRIVER = {
-  StorageClass: { FromExistingClassName: "vmlet" },
-  SnapshotClass: { FromName: true },
-  DriverInfo: {
-    Name: CSI_DRIVER,
+/** Whose volumes the suite can be run with. */
+export const STORAGE_ENGINES = ["cri", "vm"] as const;
+export type StorageEngine = (typeof STORAGE_ENGINES)[number];
+
+/** What an engine's volumes are. A guest has a kernel of its own: one machine has a disk. */
+const OWN: Readonly<Record<StorageEngine, { smallest: string; fsTypes: object; capabilities: object }>> = {
+  cri: {
     // The smallest that all of its file systems can have.
-    SupportedSizeRange: { Min: "300Mi" },
-    SupportedFsType: { "": {}, ext4: {}, xfs: {} },
-    SupportedMountOption: { noatime: {} },
-    // None for snapshots: their stress takes them of volumes that pods have, and waits for them meanwhile.
-    StressTestOptions: { NumPods: 4, NumRestarts: 3 },
-    Capabilities: {
-      persistence: true,
-      fsGroup: true,
-      exec: true,
-      snapshotDataSource: true,
-      pvcDataSource: true,
-      controllerExpansion: true,
-      offlineExpansion: true,
+    smallest: "300Mi",
+    fsTypes: { "": {}, ext4: {}, xfs: {} },
+    capabilities: {
       // The kernel lets a mounted ext4 grow for those alone who have it.
       onlineExpansion: ownCapabilities().includes("CAP_SYS_RESOURCE"),
-      readWriteOncePod: true,
       multipods: true,
       block: false,
       RWX: true,
       capReadOnlyMany: true,
       topology: true,
     },
-    TopologyKeys: [ZONE_KEY],
+  },
+  vm: {
+    smallest: "16Mi",
+    fsTypes: { "": {}, ext4: {} },
+    capabilities: {
+      onlineExpansion: true,
+      multipods: false,
+      block: true,
+      RWX: false,
+      capReadOnlyMany: false,
+      topology: false,
+    },
   },
 };
+
+/** What the suite may ask of the driver: of this engine, and on this host. */
+function driverOf(engine: StorageEngine): object {
+  const { smallest, fsTypes, capabilities } = OWN[engine];
+  return {
+    StorageClass: { FromExistingClassName: "vmlet" },
+    SnapshotClass: { FromName: true },
+    DriverInfo: {
+      Name: CSI_DRIVER,
+      SupportedSizeRange: { Min: smallest },
+      SupportedFsType: fsTypes,
+      SupportedMountOption: { noatime: {} },
+      // None for snapshots: their stress takes them of volumes that pods have, and waits for them meanwhile.
+      StressTestOptions: { NumPods: 4, NumRestarts: 3 },
+      Capabilities: {
+        persistence: true,
+        fsGroup: true,
+        exec: true,
+        snapshotDataSource: true,
+        pvcDataSource: true,
+        controllerExpansion: true,
+        offlineExpansion: true,
+        readWriteOncePod: true,
+        ...capabilities,
+      },
+      TopologyKeys: [ZONE_KEY],
+    },
+  };
+}
 
 /** @param file where the report is left */
 export async function suiteReport(file: string, flags: readonly string[] = []): Promise<GinkgoReport> {
@@ -52,8 +82,11 @@ export async function suiteReport(file: string, flags: readonly string[] = []): 
 }
 
 /** What it has for a CSI driver depends on the driver's file, which is left in the folder. */
-export async function storageSuite(dir: string): Promise<{ driverFile: string; report: GinkgoReport }> {
+export async function storageSuite(
+  dir: string,
+  engine: StorageEngine,
+): Promise<{ driverFile: string; report: GinkgoReport }> {
   const driverFile = join(dir, "driver.yaml");
-  await writeFile(driverFile, stringify(DRIVER));
+  await writeFile(driverFile, stringify(driverOf(engine)));
   return { driverFile, report: await suiteReport(join(dir, "specs.json"), [`--storage.testdriver=${driverFile}`]) };
 }

@@ -46,7 +46,7 @@ test("the table is read back as it was written", () => {
       reason: 'skips itself: "xfs" | none',
     },
   ];
-  const text = toStorageMarkdown(results, { kubernetes: "1.37.1" });
+  const text = toStorageMarkdown(results, { kubernetes: "1.37.1", engine: "cri" });
   expect(fromMarkdown(text)).toEqual(results);
   expect(text).toContain("| all | 1 | 0 | 1 | 0 |");
 });

@@ -91,6 +91,36 @@ else {
     });
   });
 
+  test("a file of a volume is read up to a limit, and no link leads out of the volume", async () => {
+    const { dir, run } = guest();
+    const volume = join(dir, "empty/v");
+    mkdirSync(join(volume, "etc"), { recursive: true });
+    symlinkSync(volume, join(dir, "volumes/v"));
+    writeFileSync(join(volume, "etc/passwd"), "own\0bytes");
+    for (const [name, target] of Object.entries({ out: "/etc/passwd", above: "../../../etc/passwd" }))
+      symlinkSync(target, join(volume, name));
+    const read = async (path: string, bytes = 100) =>
+      Buffer.from((await run(commandLine(["read", "v", path, String(bytes)]))).stdout, "base64").toString();
+    expect(await Promise.all(["etc/passwd", "out", "above"].map((path) => read(path)))).toEqual(
+      Array(3).fill("own\0bytes"),
+    );
+    expect(await read("out", 3)).toBe("own");
+  });
+
+  test.each([
+    ["missing", "it does not exist"],
+    ["folder", "it is no regular file"],
+    ["pipe", "it is no regular file"],
+    ["loop", "loop: too many levels of symbolic links"],
+  ])("a file of a volume that is a %s is not read, and it is said why", async (path, why) => {
+    const { dir, run } = guest();
+    const volume = join(dir, "volumes/v");
+    mkdirSync(join(volume, "folder"), { recursive: true });
+    symlinkSync("loop", join(volume, "loop"));
+    execFileSync("mkfifo", [join(volume, "pipe")]);
+    await expect(run(commandLine(["read", "v", path, "100"]))).rejects.toMatchObject({ stdout: `${why}\n` });
+  });
+
   test("how a container ended is told before its files are gone", async () => {
     const { dir, run } = guest();
     mkdirSync(join(dir, "groups/a-0"));

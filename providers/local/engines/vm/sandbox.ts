@@ -397,6 +397,12 @@ export class VmSandbox implements Sandbox {
     await this.#script(`printf %s ${quote(stdout.toString("base64"))} | ${command}`);
   }
 
+  async readVolumeFile(volume: string, path: string, maxBytes: number): Promise<Buffer> {
+    const bytes = Buffer.from(await this.#call([["read", volume, path, String(maxBytes + 1)]]), "base64");
+    if (bytes.length > maxBytes) throw new Error(`it has more than ${maxBytes} bytes`);
+    return bytes;
+  }
+
   async resize(container: ContainerRef, resources: ContainerResources): Promise<void> {
     const limit = resources.limits?.memory_bytes;
     this.#requireRoom(container.name, resources);
