@@ -37,16 +37,14 @@ export const OCI_CAPABILITIES: readonly Capability[] = [
   "images.prewarm",
 ];
 
-/** Disks in files, where the host has what they need. None is a block device: ../volumes/loop-files.ts says why. */
-export const LOOP_VOLUME_CAPABILITIES: readonly Capability[] = [
+/** Disks in files, where the host has what they need. */
+export const DISK_VOLUME_CAPABILITIES: readonly Capability[] = [
   "volumes.persistent",
+  "volumes.block",
   "volumes.clone",
   "volumes.exclusive",
   "volumes.force_release",
 ];
-
-/** Disks of virtual machines, in files. */
-export const DISK_VOLUME_CAPABILITIES: readonly Capability[] = [...LOOP_VOLUME_CAPABILITIES, "volumes.block"];
 
 /** Containers by a runtime that speaks CRI. */
 export const CRI_CAPABILITIES: readonly Capability[] = [

@@ -6,3 +6,9 @@ export const LOCAL_CLASSES: readonly VolumeClass[] = [
   { name: "local", sharing: "one", modes: ["filesystem"] },
   { name: "shared", sharing: "writers", modes: ["filesystem"] },
 ];
+
+/** Of those that are disks. */
+export const DISK_CLASSES: readonly VolumeClass[] = LOCAL_CLASSES.map((each) => ({
+  ...each,
+  modes: ["filesystem", "block"],
+}));

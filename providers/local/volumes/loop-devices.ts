@@ -5,7 +5,7 @@ import { findTool, run } from "../host/command.ts";
 
 const losetup = (args: readonly string[]) => run(findTool("losetup") ?? "losetup", args);
 
-interface LoopDevice {
+export interface LoopDevice {
   /** `/dev/loop0` */
   path: string;
   file: string;

@@ -8,8 +8,11 @@
  * What is attached is known by the kernel alone: a backend that was killed finds there what the one before has left.
  * A device goes with its file system's last mount; one that a kill has left without any, the next backend takes away.
  *
- * No container gets a loop device itself. A program that may open one may detach its file (LOOP_CLR_FD asks for no
- * capability); the kernel then gives the device to the next volume that is attached, and the first tenant still has it.
+ * A volume of mode `block` is a loop device that containers get. A program that may open one may detach its file
+ * (LOOP_CLR_FD asks for no capability), and the kernel would give the device to the next volume, while the first tenant
+ * still has its node. But what is open stays: so a second loop device, which nobody gets, has the first one open for as
+ * long as a machine may use it; no process is needed for that. What a container gets is never read-only by itself, for
+ * it could give that another file (LOOP_CHANGE_FD): one that only reads may not open it otherwise.
  */
 import { closeSync, existsSync, mkdirSync, openSync, readFileSync, statSync } from "node:fs";
 import { opendir, statfs } from "node:fs/promises";
@@ -22,7 +25,7 @@ import { HostError } from "../host/host-error.ts";
 import { type MountPoint, mountPoints } from "../host/mounts.ts";
 import { removeTree } from "../host/remove-tree.ts";
 import type { DamagedVolume, HostVolumes, VolumePlace, VolumeSample, VolumeUse } from "../volume-contents.ts";
-import { LOCAL_CLASSES } from "./classes.ts";
+import { DISK_CLASSES } from "./classes.ts";
 import {
   extendImage,
   growMounted,
@@ -36,7 +39,16 @@ import {
   wholeSize,
   XFS_TOOLS,
 } from "./image-files.ts";
-import { attachLoop, detachLoop, isHeld, leaveToMounts, loopDevices, loopOf, resizeLoop } from "./loop-devices.ts";
+import {
+  attachLoop,
+  detachLoop,
+  isHeld,
+  leaveToMounts,
+  type LoopDevice,
+  loopDevices,
+  loopOf,
+  resizeLoop,
+} from "./loop-devices.ts";
 import { hostOptions } from "./mount-options.ts";
 import { ownTree } from "./ownership.ts";
 
@@ -47,7 +59,7 @@ const DAMAGED = /Structure needs cleaning|bad superblock/;
 const LOOP_CONTROL = "/dev/loop-control";
 
 export class LoopVolumes implements HostVolumes {
-  readonly classes = LOCAL_CLASSES;
+  readonly classes = DISK_CLASSES;
   readonly fsTypes = [DEFAULT_FS, ...(whyNoXfs() === undefined ? ["xfs"] : [])];
   readonly #dir: string;
   readonly #logger: Logger;
@@ -77,7 +89,12 @@ export class LoopVolumes implements HostVolumes {
     const isMounted = mode === "filesystem" && device !== undefined && isHeld(device.path);
     if (isMounted && fsType === DEFAULT_FS && !mayGrowMounted())
       throw new ProviderError("in_use", `volume ${id} can only grow while no machine has it: ${NO_GROWTH}`);
-    const size = await extendImage(image, sizeBytes, fsType);
+    const isDevice = mode === "block" && device !== undefined && (await loopOf(device.path)) !== undefined;
+    const size = await extendImage(image, sizeBytes, mode === "block" ? undefined : fsType);
+    if (isDevice) {
+      await resizeLoop(device);
+      return size;
+    }
     if (isMounted) {
       await resizeLoop(device);
       // Of one that nobody writes to, it grows for the first who does.
@@ -107,8 +124,7 @@ export class LoopVolumes implements HostVolumes {
   async attach(record: VolumeRecord, use: VolumeUse): Promise<void> {
     const { id, mode } = record.volume;
     const fsType = fsTypeOf(record);
-    // Nobody is given it: see device().
-    if (mode === "block") return;
+    if (mode === "block") return await this.#attachDevice(id);
     const mounted = await this.#mounted(id);
     await this.#keepReserved(id, mounted !== undefined);
     const isOtherwise = mounted !== undefined && mounted.options.includes("ro") !== use.readOnly;
@@ -124,6 +140,14 @@ export class LoopVolumes implements HostVolumes {
     }
     if (use.group !== undefined && !use.readOnly)
       await ownTree(this.path(id), use.group, { onMismatchOnly: use.groupOnMismatchOnly === true });
+  }
+
+  async #attachDevice(id: string): Promise<void> {
+    const image = this.#image(id);
+    const before = await loopOf(image);
+    await this.#keepReserved(id, before !== undefined && (await loopOf(before.path)) !== undefined);
+    const { path } = await attachLoop(image, { readOnly: false });
+    await attachLoop(path, { readOnly: true });
   }
 
   /** Who has it already goes on though the host's disk is full: what was given back is missed when it is written. */
@@ -155,11 +179,21 @@ export class LoopVolumes implements HostVolumes {
     while ((await this.#mounted(id)) !== undefined) await run(findTool("umount")!, ["--no-canonicalize", data]);
     const device = await loopOf(imageOf(this.#dirOf(id)));
     if (device === undefined) return;
+    const keeper = await loopOf(device.path);
+    if (keeper !== undefined) return await this.#detachDevice(id, device, keeper);
     if (isHeld(device.path))
       throw new HostError(
         `volume ${id} is still mounted by another program of this host: grep '${basename(device.path)} ' /proc/[0-9]*/mountinfo finds it`,
       );
     await detachLoop(device);
+  }
+
+  async #detachDevice(id: string, device: LoopDevice, keeper: LoopDevice): Promise<void> {
+    await detachLoop(keeper);
+    // It may go by itself now, as its container has asked for; who has it open, keeps it.
+    await detachLoop(device);
+    if ((await loopOf(device.file)) !== undefined)
+      throw new HostError(`volume ${id} is still open in another program of this host: fuser ${device.path} finds it`);
   }
 
   async attached(): Promise<string[]> {
@@ -177,12 +211,11 @@ export class LoopVolumes implements HostVolumes {
     return data;
   }
 
-  device(id: string): Promise<string> {
-    return Promise.reject(
-      new HostError(
-        `volume ${id} is given to no container as a block device: it could detach the loop device, and have the next volume's`,
-      ),
-    );
+  async device(id: string): Promise<string> {
+    const device = await loopOf(this.#image(id));
+    if (device === undefined || (await loopOf(device.path)) === undefined)
+      throw new HostError(`volume ${id} is not attached`);
+    return device.path;
   }
 
   async sample({ volume: { id, mode } }: VolumeRecord): Promise<VolumeSample | undefined> {

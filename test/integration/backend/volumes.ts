@@ -142,22 +142,29 @@ export function volumeTests(bench: () => Bench): void {
     expect(await shown(id, "ls /v | wc -l", { container: { mounts } })).toEqual(["0"]);
   });
 
-  test("no volume is a block device, which its container could exchange for the next tenant's", async () => {
-    const { provider, signal } = bench();
-    const { capabilities } = await provider.getInfo({ signal });
-    expect(capabilities).not.toContain("volumes.block");
-    const id = newVolumeId();
-    await expect(
-      provider.volumes!.create(id, { labels: {}, size_bytes: 32 * MIB, mode: "block" }, { signal }),
-    ).rejects.toMatchObject({ code: "invalid", field: "mode" });
-    expect(existsSync(join(bench().stateDir, "volumes", id))).toBe(false);
+  const devices = [{ volume: "data", path: "/dev/xvda" }];
+  const container = { mounts: [], devices };
+
+  test("a block device is its container's, also when that has detached it, and has what was written to it", async () => {
+    const id = await volume({ mode: "block" });
+    const write =
+      "losetup -d /dev/xvda; printf kept | dd of=/dev/xvda bs=4 seek=1000 conv=notrunc 2>/dev/null && echo written";
+    expect((await shown(id, write, { container })).at(-1)).toBe("written");
+    const read = "dd if=/dev/xvda bs=4 skip=1000 count=1 2>/dev/null; wc -c < /dev/xvda";
+    expect((await shown(id, read, { container })).join("")).toBe(`kept${32 * MIB}`);
+    expect(execFileSync("losetup", ["--list"]).toString()).not.toContain(`/volumes/${id}/`);
+  });
+
+  test("a block device that is claimed read-only is not written", async () => {
+    const id = await volume({ mode: "block" });
+    const write = "printf kept | dd of=/dev/xvda conv=notrunc 2>&1 | grep -c 'not permitted'";
+    expect(await shown(id, write, { container, claim: { read_only: true } })).toEqual(["1"]);
   });
 
   test("a container does not get the device of a file system", async () => {
-    const devices = [{ volume: "data", path: "/dev/xvda" }];
-    await expect(shown(await volume(), "true", { container: { mounts: [], devices } })).rejects.toMatchObject({
-      code: "unsupported",
-      field: "containers.0.devices",
+    await expect(shown(await volume(), "true", { container })).rejects.toMatchObject({
+      code: "invalid",
+      field: "volumes.0.volume",
     });
   });
 }

@@ -277,14 +277,59 @@ else {
     expect(statSync(join(dir, "copy/disk.img")).blocks * 512).toBeGreaterThanOrEqual(64 * MIB);
   });
 
-  test("a volume that an earlier backend made as a block device gets no loop device, and is removed as any other", async () => {
+  /** As a program in a container may do, without any capability. */
+  const clear = (device: string) =>
+    execFileSync("setpriv", ["--bounding-set=-all", "--inh-caps=-all", "losetup", "--detach", device]);
+
+  test("a block device stays its machine's though a program in a container detaches it, and is free after that", async () => {
+    const { volumes, record, image } = setup("block");
+    await volumes.make(record, undefined);
+    await expect(volumes.device("d")).rejects.toThrow("volume d is not attached");
+    await volumes.attach(record, USE);
+    const device = await volumes.device("d");
+    clear(device);
+    clear(device);
+    expect(await volumes.device("d")).toBe(device);
+    expect((await loopOf(image))?.path).toBe(device);
+    expect(await volumes.attached()).toEqual(["d"]);
+    await volumes.detach("d");
+    expect(await loopOf(image)).toBeUndefined();
+    expect(await loopOf(device)).toBeUndefined();
+    expect(await volumes.attached()).toEqual([]);
+  });
+
+  test("a block device is not detached while a program has it open", async () => {
     const { volumes, record, image } = setup("block");
     await volumes.make(record, undefined);
     await volumes.attach(record, USE);
+    const fd = openSync(await volumes.device("d"), "r+");
+    await expect(volumes.detach("d")).rejects.toThrow(/in use|still open/);
+    expect(await loopOf(image)).toBeDefined();
+    closeSync(fd);
+    await volumes.detach("d");
     expect(await loopOf(image)).toBeUndefined();
-    await expect(volumes.device("d")).rejects.toThrow("given to no container as a block device");
+  });
+
+  test("what an earlier backend has left of a block device is finished, and taken away, by the next", async () => {
+    const { volumes, record, image } = setup("block");
+    await volumes.make(record, undefined);
+    await attachLoop(image, { readOnly: false });
+    await volumes.attach(record, USE);
+    await volumes.attach(record, USE);
+    expect(await loopOf(await volumes.device("d"))).toMatchObject({ readOnly: true });
     await volumes.remove(record);
     expect(existsSync(image)).toBe(false);
+    expect(await volumes.attached()).toEqual([]);
+  });
+
+  test("a block device grows while it is used", async () => {
+    const { volumes, record } = setup("block");
+    await volumes.make(record, undefined);
+    await volumes.attach(record, USE);
+    const device = await volumes.device("d");
+    expect(await volumes.grow(record, 48 * MIB)).toBe(48 * MIB);
+    expect(execFileSync("blockdev", ["--getsize64", device]).toString().trim()).toBe(String(48 * MIB));
+    await volumes.detach("d");
   });
 
   test("what is given back to a volume's device stays reserved", async () => {

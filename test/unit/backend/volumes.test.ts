@@ -13,7 +13,6 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterEach, expect, test } from "vitest";
 import { TornFiles } from "../../../providers/local/host/torn-files.ts";
-import { LOOP_VOLUME_CAPABILITIES } from "../../../providers/local/engines/capabilities.ts";
 import { validateSpec } from "../../../providers/local/machine/valid-spec.ts";
 import { FolderVolumes } from "../../../providers/local/volumes/folders.ts";
 import { LocalVolumes } from "../../../providers/local/volumes/local-volumes.ts";
@@ -209,18 +208,6 @@ test("a sample tells what is used of a volume and what it may have", async () =>
   expect(sample).toMatchObject({ name: "data", capacity_bytes: 2 ** 20 });
   expect(sample!.used_bytes).toBeGreaterThanOrEqual(10_000);
   expect(sample!.available_bytes).toBeLessThan(2 ** 20);
-});
-
-test("a disk in a file is no block device: its container could detach it, and have the next tenant's", async () => {
-  const { open, file } = setup((place) => new LoopVolumes(place));
-  const volumes = open();
-  expect(LOOP_VOLUME_CAPABILITIES).not.toContain("volumes.block");
-  await expect(volumes.api.create("disk", { ...spec, mode: "block" }, options)).rejects.toMatchObject({
-    code: "invalid",
-    field: "mode",
-    message: "volumes of this class are of mode filesystem, not block",
-  });
-  expect(existsSync(file("disk"))).toBe(false);
 });
 
 test("a volume is had as what it is alone, whatever was let through before", async () => {

@@ -51,7 +51,7 @@ import { NodeRange } from "../../network/node-range.ts";
 import { checkForwarding } from "../../network/forward-policy.ts";
 import type { HostVolumes, VolumePlace } from "../../volume-contents.ts";
 import { checkLoopVolumes, hasLoopVolumes, LoopVolumes } from "../../volumes/loop-files.ts";
-import { CRI_CAPABILITIES, LOOP_VOLUME_CAPABILITIES } from "../capabilities.ts";
+import { CRI_CAPABILITIES, DISK_VOLUME_CAPABILITIES } from "../capabilities.ts";
 import { CgroupDriver, type RuntimeHandler } from "./api.gen.js";
 import { CriClient, isUnimplemented, runtimeMessage } from "./client.ts";
 import { requireDevices } from "./devices.ts";
@@ -201,7 +201,7 @@ export class CriEngine implements Engine {
       ...(this.#policy.allowPrivileged || this.reserved !== undefined ? (["privileged"] as const) : []),
       ...(this.reserved === undefined ? [] : HOST_CAPABILITIES),
       ...(this.#hasAppArmor ? (["apparmor"] as const) : []),
-      ...(this.#hasVolumes ? LOOP_VOLUME_CAPABILITIES : []),
+      ...(this.#hasVolumes ? DISK_VOLUME_CAPABILITIES : []),
       ...(byDefault?.features?.userNamespaces === true ? (["user_namespace"] as const) : []),
       ...((this.#options.cdiDevices ?? []).length > 0 ? (["cdi_devices"] as const) : []),
     ];

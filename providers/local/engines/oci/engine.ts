@@ -41,7 +41,7 @@ import {
 } from "../../bundle/container-policy.ts";
 import type { HostVolumes, VolumePlace } from "../../volume-contents.ts";
 import { checkLoopVolumes, hasLoopVolumes, LoopVolumes } from "../../volumes/loop-files.ts";
-import { LOOP_VOLUME_CAPABILITIES, OCI_CAPABILITIES } from "../capabilities.ts";
+import { DISK_VOLUME_CAPABILITIES, OCI_CAPABILITIES } from "../capabilities.ts";
 import { canConfine, checkAppArmor, hasAppArmor, loadProfile } from "../../bundle/apparmor.ts";
 import { allMachinesPids, Cgroup, checkCgroups } from "../../bundle/cgroup.ts";
 import {
@@ -174,7 +174,7 @@ export class OciEngine implements Engine {
       ...(this.reserved === undefined ? [] : HOST_CAPABILITIES),
       ...(canConfine() ? (["apparmor"] as const) : []),
       ...(this.#lackOfUsers === undefined ? (["user_namespace"] as const) : []),
-      ...(hasLoopVolumes() ? LOOP_VOLUME_CAPABILITIES : []),
+      ...(hasLoopVolumes() ? DISK_VOLUME_CAPABILITIES : []),
     ];
   }
 

@@ -4,7 +4,7 @@
  *     files/NAME/    files volumes as they are in the guest
  *     run/ID.json    ContainerStart, while the container is there
  */
-import { existsSync, readlinkSync } from "node:fs";
+import { existsSync } from "node:fs";
 import { mkdir, readFile, rm, statfs } from "node:fs/promises";
 import { join } from "node:path";
 import { Duplex } from "node:stream";
@@ -31,9 +31,7 @@ import {
   type SandboxStats,
   type ShimExit,
 } from "../../engine.ts";
-import { writeFilesVolume } from "../../bundle/volume-files.ts";
 import { dialTcp } from "../../host/dial.ts";
-import { findTool, run } from "../../host/command.ts";
 import { hostResolvConf } from "../../bundle/host-resolv.ts";
 import { isMissing, readdirAtomic, writeFileAtomic } from "../../host/files.ts";
 import { type Patience, patienceFor } from "../../host/patience.ts";
@@ -43,12 +41,13 @@ import { kernelHostname } from "../../bundle/host-files.ts";
 import { seccompProfile } from "../../bundle/seccomp.ts";
 import { containerUser } from "../../bundle/users.ts";
 import { attachDisk } from "./blocks.ts";
-import { GuestError, quote, type GuestCommand } from "./control.ts";
+import { GuestError, type GuestCommand } from "./control.ts";
 import { GuestHealth, type GuestProbe } from "./health.ts";
 import { machineScript } from "./identity.ts";
 import { imageDisk, linkDisk } from "./image-disk.ts";
 import { CALL_PROCESSOR_MS } from "./patience.ts";
 import type { GuestPort } from "./ports.ts";
+import { filesScript, readGuestFile } from "./guest-volumes.ts";
 import { CONTAINERS, containerMounts, imageName, imageSerial } from "./mounts.ts";
 import { imagesDir } from "./qemu.ts";
 import { Qmp } from "./qmp.ts";
@@ -387,20 +386,11 @@ export class VmSandbox implements Sandbox {
   }
 
   async applyFiles(volume: Extract<Volume, { type: "files" }>): Promise<void> {
-    const group = this.#home.spec.security?.fs_group;
-    const dir = join(this.#home.secretDir, "files", volume.name);
-    writeFilesVolume(dir, volume.files, group === undefined ? {} : { group });
-    const { stdout } = await run(findTool("tar")!, ["-C", dir, "--numeric-owner", "-cf", "-", "."], {
-      maxOutputBytes: 64 << 20,
-    });
-    const command = ["vm_files", volume.name, readlinkSync(join(dir, "..data"))].map(quote).join(" ");
-    await this.#script(`printf %s ${quote(stdout.toString("base64"))} | ${command}`);
+    await this.#script(await filesScript(this.#home, volume));
   }
 
   async readVolumeFile(volume: string, path: string, maxBytes: number): Promise<Buffer> {
-    const bytes = Buffer.from(await this.#call([["read", volume, path, String(maxBytes + 1)]]), "base64");
-    if (bytes.length > maxBytes) throw new Error(`it has more than ${maxBytes} bytes`);
-    return bytes;
+    return await readGuestFile((command) => this.#call([command]), { volume, path, maxBytes });
   }
 
   async resize(container: ContainerRef, resources: ContainerResources): Promise<void> {
