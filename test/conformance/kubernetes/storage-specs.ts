@@ -32,7 +32,7 @@ export function storageSpecs(report: GinkgoReport): Spec[] {
 /** What is the engine's own. */
 const ENGINE_LINES: Readonly<Record<StorageEngine, readonly string[]>> = {
   cri: [
-    "dynamically, so the patterns of pre-provisioned and inline volumes are of older plugins; the engine has ext4 and xfs, and no block devices.",
+    "dynamically, so the patterns of pre-provisioned and inline volumes are of older plugins; the engine has ext4, xfs and block devices.",
     "The StorageClass names the backend's class `shared`, whose volumes several pods may have, and binds at once: a clone is made while no pod has its source.",
     "A snapshot is ready when no pod has its volume any more, for which the stress of snapshots does not wait: it is left out.",
     "The group topology is run with a backend for each node, each a zone (`--zones`).",

@@ -23,7 +23,7 @@ const OWN: Readonly<Record<StorageEngine, { smallest: string; fsTypes: object; c
       // The kernel lets a mounted ext4 grow for those alone who have it.
       onlineExpansion: ownCapabilities().includes("CAP_SYS_RESOURCE"),
       multipods: true,
-      block: false,
+      block: true,
       RWX: true,
       capReadOnlyMany: true,
       topology: true,

@@ -16,7 +16,6 @@ import { TornFiles } from "../../../providers/local/host/torn-files.ts";
 import { validateSpec } from "../../../providers/local/machine/valid-spec.ts";
 import { FolderVolumes } from "../../../providers/local/volumes/folders.ts";
 import { LocalVolumes } from "../../../providers/local/volumes/local-volumes.ts";
-import { LoopVolumes } from "../../../providers/local/volumes/loop-files.ts";
 import type { MachineSpec, Volume } from "../../../src/provider/machine.ts";
 import type { VolumeClass } from "../../../src/provider/volume.ts";
 import { SharedPlaces } from "../../../src/queue/shared-places.ts";
