@@ -100,9 +100,15 @@ const RECIPES: Readonly<Record<string, () => Promise<TestImage>>> = {
   nonroot: async () => busyboxImage(users([]), { Cmd: ["sh"], User: "1234" }),
   pause: pauseImage,
   "glibc-dns-testing": async () =>
-    busyboxImage([...users([]), ...(await hostPrograms(["bash", "getent", "hostname", ...networkPrograms]))], {
-      Cmd: ["sleep", "3600"],
-    }),
+    busyboxImage(
+      [
+        ...users([]),
+        ...(await hostPrograms(["bash", "getent", "hostname", "dd", ...networkPrograms])),
+        // As in the image: its own shell runs the programs beside it. busybox' dd knows no `nocache`.
+        { path: "bin/sh", type: "symlink", link: "/usr/bin/bash" },
+      ],
+      { Cmd: ["sleep", "3600"] },
+    ),
 };
 
 async function pauseImage(): Promise<TestImage> {

@@ -137,7 +137,12 @@ const GUARANTEED_RESTART =
  * What cannot be passed without something that not every host or engine has. More work would not change it; what more
  * work would change is not left out but fails.
  */
-const LEFT_OUT: readonly { pattern: RegExp; fact: keyof HostFacts; reason: string }[] = [
+const LEFT_OUT: readonly { pattern: RegExp; fact?: keyof HostFacts; reason: string }[] = [
+  {
+    pattern: /subPath should remount stale subpath bind mount/,
+    reason:
+      "looks for the bind mount below /var/lib/kubelet/pods, where a kubelet has it: a backend keeps what it has of a machine in its own folder",
+  },
   {
     pattern: /KubeletManagedEtcHosts|if pod uses host network|when hostNetwork is enabled/,
     fact: "hostAccess",
@@ -184,7 +189,7 @@ const LEFT_OUT: readonly { pattern: RegExp; fact: keyof HostFacts; reason: strin
 
 /** Why the spec cannot be passed on this host by this engine; undefined when it is to be run. */
 export function leftOut({ name }: Spec, host: HostFacts): string | undefined {
-  return LEFT_OUT.find(({ pattern, fact }) => pattern.test(name) && !host[fact])?.reason;
+  return LEFT_OUT.find(({ pattern, fact }) => pattern.test(name) && (fact === undefined || !host[fact]))?.reason;
 }
 
 /**
