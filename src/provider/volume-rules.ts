@@ -1,6 +1,7 @@
 /**
- * Which volumes there can be, and who may have one: the rules alone, for a provider that keeps the records. What they are
- * asked about is what is known at that instant; that it is still so when something is written is the caller's to see to.
+ * Which volumes there can be, and who may have one: the rules alone, for a provider that keeps the records. What they
+ * are asked about is what is known at that instant; that it still holds when something is written is for the caller to
+ * see to.
  */
 import { ProviderError } from "./errors.ts";
 import type { MachineSpec } from "./machine.ts";
