@@ -77,6 +77,12 @@ export class MachineVolumes {
       const { volume: id } = claim;
       if (seen.has(id)) throw new ProviderError("invalid", `volume ${id} is named twice`, { field });
       seen.add(id);
+      if ((claim.mount_options ?? []).length > 0)
+        throw new ProviderError(
+          "invalid",
+          `volume ${id} is mounted by the cloud, which is told no options: leave mount options out`,
+          { field: field.replace(/volume$/, "mount_options") },
+        );
       const record = await this.#options.entries.read(id, options);
       const users = await this.#usersOf(record, options);
       volumes.push(this.#assertFree(spec, { claim, field }, record, users));
