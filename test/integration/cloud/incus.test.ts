@@ -399,7 +399,7 @@ function pods(): void {
       await waitFor({ what: "the sample to tell of it", timeoutMs: 60_000 }, async () => {
         const [sample] = await provider.getStats({ ...options, labels });
         const [data] = sample?.volumes ?? [];
-        must(data?.capacity_bytes === 256 * MIB && data.used_bytes! > 100 * MIB, data);
+        must(data?.capacity_bytes === 256 * MIB && data.used_bytes > 100 * MIB, data);
       });
       await remove("first");
       // A machine that is over lets it go, though its instance is there still; read-only is kept.
