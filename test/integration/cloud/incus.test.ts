@@ -125,6 +125,15 @@ function pods(): void {
     expect(await incusProblems(incus.cloud, { signal })).toEqual([]);
     const [image] = await incusProblems({ ...incus.cloud, image: "other" }, { signal });
     expect(image).toMatchObject({ cure: "vmlet cloud image --config FILE" });
+    const volumes = { pools: ["default"], member: "two" };
+    expect(await incusProblems({ ...incus.cloud, volumes }, { signal })).toEqual([]);
+    const told = async (other: object) =>
+      (await incusProblems({ ...incus.cloud, volumes: { ...volumes, ...other } }, { signal })).map(
+        (each) => each.problem,
+      );
+    expect(await told({ pools: ["none"] })).toEqual([expect.stringContaining("cloud.volumes.pools none")]);
+    expect(await told({ member: undefined })).toEqual([expect.stringContaining("disks of its own")]);
+    expect(await told({ member: "three" })).toEqual([expect.stringContaining("cloud.volumes.member three")]);
     const [project] = await incusProblems({ ...incus.cloud, project: "default" }, { signal });
     expect(project!.problem).toContain("project default");
   });
@@ -404,7 +413,8 @@ function pods(): void {
       await remove("first");
       // A machine that is over lets it go, though its instance is there still; read-only is kept.
       await make("second-life", machine("cat /data/said; echo no >/data/said", "v", { read_only: true }));
-      await until("second-life", "failed");
+      const { containers } = await until("second-life", "stopped");
+      expect(containers[0]!.terminated?.exit_code).toBe(1);
       expect(await log("second-life")).toContain("0");
       expect((await volumes.get("v", options)).attachments).toEqual([]);
       await make("third", machine("cat /data/said; sleep 3600"));
@@ -446,7 +456,7 @@ function pods(): void {
   }, 900_000);
 
   test("it keeps all that the kit of VM clouds looks at", async () => {
-    const cloud = new IncusCloud(incus.cloud);
+    const cloud = new IncusCloud({ ...incus.cloud, volumes: { pools: ["default"], member: "one" } });
     const type = { name: "small", zone: "one", resources: { cpu_millis: 500, memory_bytes: 2 ** 29 } };
     const results = await checkVmCloud(cloud, { type, signal });
     await cloud.close();
