@@ -8,7 +8,7 @@ import {
   type ProviderErrorCode,
   unlessAborted,
 } from "../../src/provider/kit/index.ts";
-import type { Entry, Vm, VmCloud, VmRequest } from "./cloud.ts";
+import type { CloudVolume, CloudVolumes, Entry, Vm, VmCloud, VmRequest, VolumeRef } from "./cloud.ts";
 import { type MachineRecord, recordOf, SCOPE, wordsOf } from "./record.ts";
 
 /** After this, a call's answer is unknown. */
@@ -58,7 +58,7 @@ export class CloudCalls {
   }
 
   /** Removes it if it is still the same. */
-  async withdraw({ id, version }: MachineRecord, options: CallOptions): Promise<void> {
+  async withdraw({ id, version }: Pick<MachineRecord, "id" | "version">, options: CallOptions): Promise<void> {
     await this.removeEntry(id, version, options);
   }
 
@@ -104,6 +104,23 @@ export class CloudCalls {
 
   deleteVm(name: string, options: CallOptions): Promise<void> {
     return this.#within(options, (inner) => this.#cloud.deleteVm(name, inner));
+  }
+
+  /** One of the functions of the cloud's volumes. */
+  onVolumes<T>(options: CallOptions, work: (volumes: CloudVolumes, inner: CallOptions) => Promise<T>): Promise<T> {
+    const { volumes, name } = this.#cloud;
+    if (volumes === undefined) throw new ProviderError("unsupported", `the cloud ${name} has no volumes`);
+    return this.#within(options, (inner) => work(volumes, inner));
+  }
+
+  /** Undefined when there certainly is none. */
+  async volume(volume: VolumeRef, options: CallOptions): Promise<CloudVolume | undefined> {
+    try {
+      return await this.onVolumes(options, (volumes, inner) => volumes.get(volume, inner));
+    } catch (thrown) {
+      if (isProviderError(thrown, "not_found")) return undefined;
+      throw thrown;
+    }
   }
 
   #believe(entry: Entry): MachineRecord {

@@ -13,7 +13,7 @@
  *   some.
  */
 import type { Duplex } from "node:stream";
-import type { CallOptions, ResourceAmounts } from "../../src/provider/kit/index.ts";
+import type { CallOptions, ResourceAmounts, VolumeClass } from "../../src/provider/kit/index.ts";
 
 /** A size of VM that the cloud sells. */
 export interface InstanceType {
@@ -37,6 +37,8 @@ export interface VmRequest {
   readonly type: InstanceType;
   /** To be shown by `getVm` and `listVms` as they are, from the first moment to the last. Few and short. */
   readonly labels: Readonly<Record<string, string>>;
+  /** What it has from its first moment on. Its guest finds them by their names. Absent: none. */
+  readonly volumes?: readonly AttachedVolume[] | undefined;
 }
 
 /**
@@ -67,6 +69,73 @@ export interface Vm {
   readonly notice?: VmNotice | undefined;
   /** On a network that the cluster's other nodes reach: the pod's. Empty: the guest's own word is taken. */
   readonly addresses: readonly string[];
+  /** Names of the volumes that it has: those of its order but for what was detached since. Absent: none. */
+  readonly volumes?: readonly string[] | undefined;
+}
+
+/** Which volume of a cloud. */
+export interface VolumeRef {
+  /** As a VM's name: made up by chance, and never used for another volume. */
+  readonly name: string;
+  /** One of the cloud's `classes`. */
+  readonly class: string;
+}
+
+export interface AttachedVolume extends VolumeRef {
+  readonly readOnly: boolean;
+}
+
+export interface CloudVolumeRequest extends VolumeRef {
+  readonly sizeBytes: number;
+  /** To be shown by `get` and `list` as they are. Few and short. */
+  readonly labels: Readonly<Record<string, string>>;
+  /** Of the same class: what it begins as a copy of. Absent: it is empty. */
+  readonly source?: VolumeRef | undefined;
+}
+
+export interface CloudVolume extends VolumeRef {
+  readonly labels: Readonly<Record<string, string>>;
+  readonly sizeBytes: number;
+  /**
+   * `making`: somebody makes it just now. `ready`: all of it is there, its source's content too. `broken`: nobody makes
+   * it any more, and whether all of it is there is not known.
+   */
+  readonly state: "making" | "ready" | "broken";
+}
+
+/**
+ * Volumes that outlive VMs: file systems, each for one VM at a time. That none has two is not asked of the cloud; that
+ * what it says of one is so, is.
+ */
+export interface CloudVolumes {
+  /** Where they are: only VMs of types of this zone, or of none, get them, and are made there. Absent: everywhere. */
+  readonly zone?: string | undefined;
+  /** At least one. The first is that of volumes which name none. */
+  readonly classes: readonly VolumeClass[];
+  /**
+   * Resolves when the cloud has taken the order; `get` tells the rest.
+   * @throws ProviderError conflict when the name is taken; quota when there is no room; invalid when it can never be
+   */
+  create(request: CloudVolumeRequest, options: CallOptions): Promise<void>;
+  /** @throws ProviderError not_found when there certainly is none */
+  get(volume: VolumeRef, options: CallOptions): Promise<CloudVolume>;
+  /** Those that carry this label. May lag. */
+  list(label: readonly [key: string, value: string], options: CallOptions): Promise<CloudVolume[]>;
+  /** It has at least so many bytes then. @throws ProviderError in_use where that cannot be while a VM has it; quota */
+  grow(volume: VolumeRef, sizeBytes: number, options: CallOptions): Promise<void>;
+  /**
+   * With all that is on it. Resolves when that is under way; `get` tells when it is gone. Succeeds for one that is not
+   * there.
+   * @throws ProviderError in_use while a VM has it
+   */
+  delete(volume: VolumeRef, options: CallOptions): Promise<void>;
+  /**
+   * Takes it from this VM, in which nothing uses it any more. Resolves when that is under way; `getVm` shows it no more
+   * when nothing in the VM can reach it.
+   */
+  detach(vm: string, volume: string, options: CallOptions): Promise<void>;
+  /** Bytes that new volumes of the class may have. Undefined: not known. */
+  room(named: string, options: CallOptions): Promise<number | undefined>;
 }
 
 /** A name with words behind it. */
@@ -102,6 +171,8 @@ export interface EntryStore {
 export interface VmCloud {
   readonly name: string;
   readonly entries: EntryStore;
+  /** Absent: it has none that outlive VMs. */
+  readonly volumes?: CloudVolumes | undefined;
   /**
    * Resolves when the cloud has taken the order; the VM need not run yet. Its guest runs nothing until it is told to.
    * @throws ProviderError conflict when the name is taken; quota when there is no room for this type now; invalid when

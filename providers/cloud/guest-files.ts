@@ -26,6 +26,9 @@ export const GUEST_FOLDER = "/opt/vmlet";
 /** How long a VM that is asked to go waits for its pod, which is told to leave meanwhile. */
 export const LEAVE_SECONDS = 120;
 
+/** Where a VM has the volumes that it was ordered with, each by its name. */
+export const GUEST_VOLUMES = "/var/lib/vmlet-volumes";
+
 const GUEST_SOCKET = "/run/vmlet/guest.sock";
 const PATH = "export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 

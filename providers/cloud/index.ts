@@ -8,5 +8,6 @@
  *   export const createProvider = () => new CloudProvider({ cloud: new MyCloud(), scope: "burst", types: [...] });
  */
 export type { Entry, EntryStore, InstanceType, Vm, VmCloud, VmNotice, VmRequest, VmState } from "./cloud.ts";
+export type { AttachedVolume, CloudVolume, CloudVolumeRequest, CloudVolumes, VolumeRef } from "./cloud.ts";
 export { CloudProvider, type CloudProviderOptions } from "./provider.ts";
 export { checkVmCloud, type VmCloudCheckResult, type VmCloudKitOptions } from "./kit.ts";

@@ -13,8 +13,9 @@ import {
   toError,
   Violation,
 } from "../../src/provider/kit/index.ts";
-import type { Entry, InstanceType, Vm, VmCloud, VmRequest } from "./cloud.ts";
+import type { Entry, InstanceType, Vm, VmCloud, VmRequest, VolumeRef } from "./cloud.ts";
 import { dialledGuest } from "./guests.ts";
+import { VOLUME_CHECKS } from "./kit-volumes.ts";
 import { BIRTH_LABEL, MACHINE_LABEL, newVmName, SCOPE_LABEL } from "./labels.ts";
 
 export interface VmCloudKitOptions {
@@ -41,7 +42,7 @@ export interface VmCloudCheckResult {
   readonly skipped?: string | undefined;
 }
 
-interface Check {
+export interface Check {
   readonly name: string;
   readonly why: string;
   skip?(context: Context): string | undefined;
@@ -55,7 +56,7 @@ const AT_ONCE = 8;
 const MOST_WORDS = 32;
 const MOST_BYTES = 16 * 1024;
 
-class Context {
+export class Context {
   readonly cloud: VmCloud;
   readonly type: InstanceType;
   readonly signal: AbortSignal;
@@ -65,6 +66,7 @@ class Context {
   readonly #patienceMs: number;
   readonly #entries = new Set<string>();
   readonly #vms = new Set<string>();
+  readonly #volumes = new Set<VolumeRef>();
 
   constructor(cloud: VmCloud, type: InstanceType, options: VmCloudKitOptions) {
     this.cloud = cloud;
@@ -89,6 +91,13 @@ class Context {
     const name = `kit-${this.name()}`;
     this.#entries.add(name);
     return name;
+  }
+
+  /** Of a volume, which is removed when the check is over. */
+  volumeRef(): VolumeRef {
+    const volume = { name: this.name(), class: this.cloud.volumes!.classes[0]!.name };
+    this.#volumes.add(volume);
+    return volume;
   }
 
   request(name = this.name()): VmRequest {
@@ -174,6 +183,7 @@ class Context {
         // It is gone, or its store does what the checks have told.
       }
     for (const name of this.#vms) await this.gone(name);
+    for (const volume of this.#volumes) await this.cloud.volumes?.delete(volume, this.options);
   }
 }
 
@@ -424,7 +434,7 @@ const VM_CHECKS: readonly Check[] = [
 ];
 
 /** @internal */
-export const VM_CLOUD_CHECKS: readonly Check[] = [...ENTRY_CHECKS, ...VM_CHECKS];
+export const VM_CLOUD_CHECKS: readonly Check[] = [...ENTRY_CHECKS, ...VM_CHECKS, ...VOLUME_CHECKS];
 
 /**
  * Runs all checks, one after the other. Nothing that they have made is left, unless the cloud cannot remove it.

@@ -21,6 +21,7 @@ import {
 import type { Vm } from "./cloud.ts";
 import type { CloudCalls } from "./cloud-calls.ts";
 import type { Guests } from "./guests.ts";
+import type { MachineVolumes } from "./machine-volumes.ts";
 import type { Pool } from "./pool.ts";
 import { endedMachine, type MachineEnd, type MachineRecord, newRecord, type Phase } from "./record.ts";
 import type { Views } from "./views.ts";
@@ -31,6 +32,7 @@ interface MachineWorkOptions {
   readonly guests: Guests;
   readonly orders: VmOrders;
   readonly pool: Pool;
+  readonly volumes: MachineVolumes;
   readonly views: Views;
   /** How long a VM may take until its guest answers. */
   readonly bootMs: number;
@@ -101,6 +103,12 @@ export class MachineWork {
     spec: MachineSpec | undefined,
     options: CallOptions,
   ): Promise<Sight | "again"> {
+    const { volumes } = this.#options;
+    // Before its VM is ordered, which has them from the start.
+    if (record.phase === "made" && spec !== undefined && volumes.isUngranted(record)) {
+      await volumes.grant(record, spec, options);
+      return "again";
+    }
     const vm = await this.#options.cloud.vm(record.vm!, options);
     if (vm === undefined) {
       // Something may have run in it, and runs no more: never made again, for what has run once must not run twice.
@@ -131,6 +139,7 @@ export class MachineWork {
     if (record.phase === "told") await this.#hold(record, options);
     // Somebody wanted it gone, and let it have its grace.
     if (machine.state === "deleted") return await this.#bury(record, machine.containers, options);
+    await volumes.letGo(record, machine, vm, options);
     return { machine: this.#views.told(record, vm, machine), record, guest };
   }
 
@@ -165,8 +174,9 @@ export class MachineWork {
   /** Once more the same, if somebody else was faster. */
   async #put(record: MachineRecord, spec: MachineSpec, vm: Vm, options: CallOptions): Promise<Machine> {
     // Sizes are the cloud's, not the guest's.
-    const { instance_type: _size, ...told } = spec;
+    const { instance_type: _size, ...unsized } = spec;
     const guest = this.#options.guests.of(vm);
+    const told = await this.#options.volumes.give(record, unsized, guest, options);
     try {
       return await guest.createPod(record.id, told, options);
     } catch (thrown) {
@@ -187,12 +197,16 @@ export class MachineWork {
       throw new ProviderError("gone", `machine ${id} was deleted`);
     if (record.identity !== specIdentity(spec))
       throw new ProviderError("conflict", `machine ${id} exists with another specification`);
-    return await this.look(id, spec, options);
+    const sight = await this.look(id, spec, options);
+    // Another process has taken it back: as if it had not been asked for, and no word on what it names.
+    if (sight === "absent") throw new ProviderError("unavailable", `machine ${id} came and went`);
+    return sight;
   }
 
   async #write(id: string, spec: MachineSpec, options: CallOptions): Promise<MachineRecord> {
+    const claims = await this.#options.volumes.claimsOf(spec, options);
     const place = await this.#options.orders.place(spec, options);
-    const about = { identity: specIdentity(spec), place, at: this.#at() };
+    const about = { identity: specIdentity(spec), place, claims, at: this.#at() };
     return await this.#options.cloud.write(id, newRecord(spec, about), options);
   }
 

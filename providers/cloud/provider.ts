@@ -46,6 +46,7 @@ import {
   type Tracing,
   unlessAborted,
   type UnknownMachine,
+  type VolumeProvider,
 } from "../../src/provider/kit/index.ts";
 import { CloudCalls } from "./cloud-calls.ts";
 import type { InstanceType, VmCloud } from "./cloud.ts";
@@ -58,6 +59,10 @@ import { Pool } from "./pool.ts";
 import type { MachineRecord } from "./record.ts";
 import { Views } from "./views.ts";
 import { VmOrders } from "./vm-orders.ts";
+import { MachineVolumes } from "./machine-volumes.ts";
+import { VolumeCollector } from "./volume-collector.ts";
+import { VolumeEntries } from "./volume-entries.ts";
+import { CloudVolumeBook, NO_VOLUMES, offerOf } from "./volumes.ts";
 
 export interface CloudProviderOptions {
   readonly cloud: VmCloud;
@@ -106,6 +111,8 @@ const GUESTS_OWN = [
   ...(["volumes.persistent", "volumes.block", "volumes.clone", "volumes.exclusive", "volumes.force_release"] as const),
   "images.prewarm",
 ] as const;
+/** Of a cloud that has volumes. */
+const VOLUME_CAPABILITIES = ["volumes.persistent", "volumes.clone", "volumes.force_release"] as const;
 const EVENTS_KEPT = 10_000;
 /** Machines that are looked at at the same time. */
 const ABREAST = 16;
@@ -124,6 +131,9 @@ export class CloudProvider implements Provider {
   readonly #work: MachineWork;
   readonly #views: Views;
   readonly #collector: Collector;
+  /** Absent: the cloud has no volumes that outlive VMs. */
+  readonly volumes?: VolumeProvider;
+  readonly #volumeCollector: VolumeCollector | undefined;
   readonly #pool: Pool;
   readonly #ears: GuestEars;
   readonly #known = new Map<string, Known>();
@@ -155,8 +165,15 @@ export class CloudProvider implements Provider {
     const version = async (call: CallOptions) => (await cloud.version?.(call)) ?? "";
     const maxAgeMs = options.poolMaxAgeMs ?? 360 * MINUTE_MS;
     this.#pool = new Pool({ ...ordering, version, owner: () => this.#owner, maxAgeMs });
-    const orders = new VmOrders({ ...ordering, pool: this.#pool });
-    this.#work = new MachineWork({ ...common, orders, pool: this.#pool });
+    const offer = cloud.volumes === undefined ? NO_VOLUMES : offerOf(cloud.volumes);
+    const entries = new VolumeEntries({
+      cloud: this.#cloud,
+      scope,
+      look: (id, call) => this.#work.look(id, undefined, call),
+    });
+    const volumes = new MachineVolumes({ ...ordering, offer, entries });
+    const orders = new VmOrders({ ...ordering, pool: this.#pool, volumes, volumeZone: offer.zone });
+    this.#work = new MachineWork({ ...common, orders, pool: this.#pool, volumes });
     this.#ears = new GuestEars({ onChange: (id) => this.#lookQuietly(id), clock, signal: this.#stop.signal });
     this.#collector = new Collector({
       cloud: this.#cloud,
@@ -168,11 +185,23 @@ export class CloudProvider implements Provider {
       clock,
       logger,
     });
+    if (cloud.volumes === undefined) return;
+    const work = this.#work;
+    const book = new CloudVolumeBook({ ...ordering, offer, entries, work });
+    this.volumes = book;
+    this.#volumeCollector = new VolumeCollector({ ...ordering, entries, book, tombstoneMs });
   }
 
   getInfo(): Promise<ProviderInfo> {
-    const { version = "0" } = this.#options;
-    return Promise.resolve({ name: this.name, version, capabilities: this.#capabilities });
+    const { version = "0", cloud } = this.#options;
+    const { zone, classes } = cloud.volumes ?? {};
+    return Promise.resolve({
+      name: this.name,
+      version,
+      capabilities: this.#capabilities,
+      ...(classes !== undefined && { volumeClasses: classes }),
+      ...(zone !== undefined && { zone }),
+    });
   }
 
   get #capabilities(): readonly Capability[] {
@@ -181,6 +210,7 @@ export class CloudProvider implements Provider {
     // A guest's is that of one VM.
     all.delete("capacity");
     for (const each of GUESTS_OWN) all.delete(each);
+    if (this.volumes !== undefined) for (const each of VOLUME_CAPABILITIES) all.add(each);
     return [...all];
   }
 
@@ -430,7 +460,10 @@ export class CloudProvider implements Provider {
     void this.#every(makeEveryMs, () => this.#makeAll());
     void this.#every(lookEveryMs, () => this.#lookAtAll());
     void this.#every(poolEveryMs, () => this.#pool.round({ signal: this.#stop.signal }));
-    void this.#every(collectEveryMs, () => this.#collector.collect({ signal: this.#stop.signal }));
+    const { signal } = this.#stop;
+    void this.#every(collectEveryMs, () => this.#collector.collect({ signal }));
+    const collector = this.#volumeCollector;
+    if (collector !== undefined) void this.#every(collectEveryMs, () => collector.collect({ signal }));
   }
 
   async #every(ms: number, work: () => Promise<void>): Promise<void> {

@@ -10,7 +10,7 @@
  * has its name.
  */
 import type { ContainerState, Machine, MachineSpec } from "../../src/provider/kit/index.ts";
-import type { Entry } from "./cloud.ts";
+import type { Entry, VolumeRef } from "./cloud.ts";
 
 export type Phase = "made" | "told" | "held" | "ending" | "over" | "burying" | "buried";
 
@@ -33,6 +33,15 @@ export interface MachineRecord {
   readonly attempt: number;
   /** How many of them never came up. */
   readonly misses: number;
+  /**
+   * The volumes that it claims, as its specification has them in order; absent: none. They are its own (`granted`) when
+   * each says so in its own entry, and until nothing of it can write to them: its VM is gone, or it is over and they
+   * were taken from its VM (`freed`).
+   */
+  readonly volumes?: readonly VolumeRef[] | undefined;
+  /** Of claims: another for each time that a machine is written, so that those of an earlier one do not count. */
+  readonly token?: string | undefined;
+  readonly claims?: "granted" | "freed" | undefined;
   /** Its guest has been told to delete it when its grace is over: nobody makes it any more. */
   readonly isDoomed?: boolean | undefined;
   /** How it ended, from `ending` on. */
@@ -59,6 +68,7 @@ const MOST_CONTAINER_BYTES = 8 * 1024;
 /** @throws TypeError when it is no record of ours */
 export function recordOf({ name, words, version }: Entry): MachineRecord {
   const { phase, labels, created, attempt, misses, doomed, end, identity, vm, type, zone, price, pool, buried } = words;
+  const { volumes, token, claims } = words;
   if (!isPhase(phase) || labels === undefined || created === undefined)
     throw new TypeError(`the entry ${name} is not a machine's`);
   return {
@@ -72,6 +82,9 @@ export function recordOf({ name, words, version }: Entry): MachineRecord {
     zone,
     price: price === undefined ? undefined : Number(price),
     pool,
+    volumes: volumes === undefined ? undefined : volumes.split(" ").map(volumeRefOf),
+    token,
+    claims: claims === "granted" || claims === "freed" ? claims : undefined,
     attempt: Number(attempt ?? 0),
     misses: Number(misses ?? 0),
     isDoomed: doomed !== undefined,
@@ -98,6 +111,9 @@ export function wordsOf(record: Omit<MachineRecord, "version" | "id">, scope: st
     zone: record.zone,
     price: record.price === undefined ? undefined : String(record.price),
     pool: record.pool,
+    volumes: record.volumes?.map(textOfVolume).join(" "),
+    token: record.token,
+    claims: record.claims,
     doomed: record.isDoomed === true ? "yes" : undefined,
     end: record.end && JSON.stringify(trimmed(record.end)),
     buried: record.buriedAt,
@@ -119,15 +135,21 @@ function trimmed(end: MachineEnd): MachineEnd {
 
 export function newRecord(
   spec: MachineSpec,
-  about: { identity: string; place: Pick<MachineRecord, "vm" | "type" | "zone" | "price" | "pool">; at: string },
+  about: {
+    identity: string;
+    place: Pick<MachineRecord, "vm" | "type" | "zone" | "price" | "pool">;
+    claims: Pick<MachineRecord, "volumes" | "token">;
+    at: string;
+  },
 ): Omit<MachineRecord, "version" | "id"> {
-  const { identity, place, at } = about;
+  const { identity, place, claims, at } = about;
   return {
     phase: "made",
     labels: spec.labels,
     createdAt: at,
     identity,
     ...place,
+    ...claims,
     attempt: 1,
     misses: 0,
   };
@@ -161,6 +183,14 @@ export const versionIn = (phase: Phase, within: number): number =>
 /** Its VM is there, is to be made, or is still to be seen going. What is behind that never comes back to it. */
 export const needsVm = ({ phase, vm }: MachineRecord): boolean =>
   vm !== undefined && phase !== "over" && phase !== "buried";
+
+/** As records name volumes. Neither part has a slash in it. */
+export const textOfVolume = ({ name, class: of }: VolumeRef): string => `${of}/${name}`;
+
+export function volumeRefOf(text: string): VolumeRef {
+  const [of = "", name = ""] = text.split("/");
+  return { name, class: of };
+}
 
 /** Revisions are counted where machines are told of. */
 export const NO_REVISION = 0;

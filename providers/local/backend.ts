@@ -35,6 +35,7 @@ import { keepUntilLast } from "./host/oom-score.ts";
 import { memoryFolder, memoryFolderSize, memoryPlace } from "./host/memory-folder.ts";
 import { isServed, pluginSocket } from "./plugins/registration.ts";
 import { checkHost, LocalProvider } from "./provider.ts";
+import type { HostVolumes, VolumePlace } from "./volume-contents.ts";
 
 /** Of the host's memory. */
 const SECRETS_SHARE = 0.05;
@@ -49,6 +50,8 @@ interface BackendOptions {
   isForDevelopment?: boolean | undefined;
   /** What is served of the machines, in place of all. */
   serve?: ((provider: LocalProvider) => Provider) | undefined;
+  /** Where volumes' bytes are, in place of the engine's own. */
+  volumes?: ((place: VolumePlace) => HostVolumes) | undefined;
 }
 
 export interface RunningBackend {
@@ -112,6 +115,7 @@ export async function startBackend(config: BackendConfig, options: BackendOption
     host: config.hostName,
     version,
     persistentVolumes: config.persistentVolumes,
+    volumes: options.volumes,
     zone: config.zone,
     startConcurrency: config.startConcurrency,
     logMaxBytes: logBytesOf(config),

@@ -17,6 +17,8 @@ interface Declared {
   };
   /** Whether the host's owner offers volumes that outlive machines, where the engine has them. Default: yes. */
   persistentVolumes?: boolean | undefined;
+  /** In place of the engine's: volumes that this host is given. */
+  volumes?: object | undefined;
   /** Absent: plugins of this host are not served. */
   plugins?: object | undefined;
 }
@@ -31,11 +33,13 @@ const VOLUME_CAPABILITIES: readonly Capability[] = [
 
 /** The engine's, without those that the host's owner does not offer, and with those that the host adds. */
 export function capabilitiesOf(
-  { engine, persistentVolumes, plugins }: Declared,
+  { engine, persistentVolumes, volumes, plugins }: Declared,
   { tellsCapacity }: { readonly tellsCapacity: boolean },
 ): readonly Capability[] {
   const capabilities = new Set(engine.capabilities);
-  if (persistentVolumes === false) for (const each of VOLUME_CAPABILITIES) capabilities.delete(each);
+  if (persistentVolumes === false || volumes !== undefined)
+    for (const each of VOLUME_CAPABILITIES) capabilities.delete(each);
+  if (volumes !== undefined) capabilities.add("volumes.persistent");
   if (tellsCapacity) capabilities.add("capacity");
   if (engine.nodeRange !== undefined) capabilities.add("pod_ranges");
   if (plugins !== undefined) capabilities.add("devices");

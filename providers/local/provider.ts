@@ -70,6 +70,7 @@ import { patchedSpec, SecretBudget, secretBytes } from "./machine/secret-budget.
 import { MachineStore } from "./machine/machine-store.ts";
 import { assertId, validateSpec } from "./machine/valid-spec.ts";
 import { Supervisor, type SupervisorContext } from "./machine/supervisor.ts";
+import type { HostVolumes, VolumePlace } from "./volume-contents.ts";
 import { FolderVolumes } from "./volumes/folders.ts";
 import { LocalVolumes } from "./volumes/local-volumes.ts";
 import type { Observations } from "./pressure/thresholds.ts";
@@ -89,6 +90,8 @@ interface LocalProviderOptions {
   capacity?: ProviderCapacity | undefined;
   /** Whether volumes that outlive machines are offered, where the engine has them. Default: they are. */
   persistentVolumes?: boolean | undefined;
+  /** Where volumes' bytes are, in place of the engine's own. */
+  volumes?: ((place: VolumePlace) => HostVolumes) | undefined;
   /** Where its machines and their volumes are, for clusters with several such backends. */
   zone?: string | undefined;
   /** Sandboxes and containers that may be starting at once. */
@@ -531,15 +534,15 @@ function volumesOf(
   options: LocalProviderOptions,
   supervisors: ReadonlyMap<string, Supervisor>,
 ): LocalVolumes | undefined {
-  const { engine, stateDir, logger } = options;
-  if (!engine.capabilities.includes("volumes.persistent")) return undefined;
+  const { engine, stateDir, logger, volumes } = options;
+  if (volumes === undefined && !engine.capabilities.includes("volumes.persistent")) return undefined;
   return new LocalVolumes({
     ...options,
     torn: new TornFiles(stateDir, logger),
     walks: new SharedPlaces(VOLUME_WALKS),
     machines: () => [...supervisors.values()].map(({ record }) => record),
     stop: (id) => supervisors.get(id)?.stop(0),
-    contents: engine.volumes ?? ((place) => new FolderVolumes(place)),
+    contents: volumes ?? engine.volumes ?? ((place) => new FolderVolumes(place)),
   });
 }
 

@@ -57,7 +57,7 @@ import type { ForcedEnd, Instance } from "./instance.ts";
 import { MemoryMachine, type Stages } from "./machine.ts";
 import { attachTo, execIn } from "./streams.ts";
 import { Tombstones } from "./tombstones.ts";
-import { MemoryVolumes, VOLUME_CLASSES } from "./volumes.ts";
+import { classesOf, type GivenVolumes, MemoryVolumes } from "./volumes.ts";
 
 export const MEMORY_CAPABILITIES: readonly Capability[] = [
   ...SUPERVISION_CAPABILITIES,
@@ -95,6 +95,8 @@ export interface MemoryProviderOptions {
   capacity?: ProviderCapacity | undefined;
   /** Where its machines and volumes are. Default: there are no zones. */
   zone?: string | undefined;
+  /** What is on volumes of class `given`, which are there before they are told of. Default: there is no such class. */
+  given?: GivenVolumes | undefined;
   /** More machines than this are refused with `quota`. */
   maxMachines?: number | undefined;
 }
@@ -126,6 +128,7 @@ export class MemoryProvider implements Provider {
       zone: options.zone,
       machines: () => this.#holders(),
       stop: (id) => this.#machines.get(id)?.machine.stop(0),
+      given: options.given,
       call: (operation, id, signal, effect) => this.#volumeCall(operation, id, signal, effect),
     });
     this.volumes = this.#volumes.api;
@@ -163,7 +166,7 @@ export class MemoryProvider implements Provider {
       capabilities: this.#capabilities,
       os: "linux",
       architecture: this.#options.architecture ?? goArchitecture(process.arch),
-      ...(this.#capabilities.includes("volumes.persistent") && { volumeClasses: VOLUME_CLASSES }),
+      ...(this.#capabilities.includes("volumes.persistent") && { volumeClasses: classesOf(this.#options.given) }),
       ...(this.#options.zone !== undefined && { zone: this.#options.zone }),
     }));
   }

@@ -6,6 +6,7 @@ import {
   type Machine,
   type MachineSpec,
   type MachineStats,
+  ProviderError,
   type VolumeAttachment,
   VolumeBook,
   volumeClaims,
@@ -19,10 +20,19 @@ import type { Texts } from "./files.ts";
 const ROOM_BYTES = 2 ** 50;
 
 /** The first is that of volumes which name none. */
-export const VOLUME_CLASSES: readonly VolumeClass[] = [
+const VOLUME_CLASSES: readonly VolumeClass[] = [
   { name: "local", sharing: "one" },
   { name: "shared", sharing: "writers" },
 ];
+
+/** Of volumes that are there before they are told of: a cloud's VM is made with them. */
+const GIVEN_CLASS: VolumeClass = { name: "given", sharing: "one" };
+
+/** What is on volumes that others keep; undefined for one that is not there. */
+export type GivenVolumes = (name: string) => Map<string, string> | undefined;
+
+export const classesOf = (given: GivenVolumes | undefined): readonly VolumeClass[] =>
+  given === undefined ? VOLUME_CLASSES : [...VOLUME_CLASSES, GIVEN_CLASS];
 
 /** Runs a call of the provider as its faults want it. */
 type Calls = <T>(operation: Operation, id: string, signal: AbortSignal, effect: () => Promise<T>) => Promise<T>;
@@ -43,20 +53,23 @@ export class MemoryVolumes {
     zone: string | undefined;
     machines: () => Iterable<Holder>;
     stop: (machine: string) => void;
+    given: GivenVolumes | undefined;
     call: Calls;
   }) {
-    const { clock, zone, machines, stop, call } = options;
+    const { clock, zone, machines, stop, given, call } = options;
     let promised = 0;
     this.#book = new VolumeBook({
       clock,
       zone,
-      classes: VOLUME_CLASSES,
+      classes: classesOf(given),
       fsTypes: ["ext4"],
       attachments: (id) => attachmentsOf(id, machines()),
       stop,
       contents: {
-        make: ({ volume: { id, size_bytes } }, source) => {
-          this.#texts.set(id, new Map(source && this.#texts.get(source.volume.id)));
+        make: ({ volume: { id, size_bytes, class: named } }, source) => {
+          const texts = named === GIVEN_CLASS.name ? given?.(id) : new Map(source && this.#texts.get(source.volume.id));
+          if (texts === undefined) throw new ProviderError("unavailable", `volume ${id} was not given`);
+          this.#texts.set(id, texts);
           promised += size_bytes;
           return Promise.resolve({ size_bytes, fs_type: "ext4" });
         },

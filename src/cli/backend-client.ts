@@ -4,7 +4,11 @@ import type { Command } from "commander";
 import { HttpVmProvider } from "../../providers/http-vm/index.ts";
 import { ConfigError, configuredBy, parseFile } from "../config/load.ts";
 import { volumeBackendsSchema } from "../config/provider-schema.ts";
+import type { Provider } from "../provider/provider.ts";
+import type { Logger } from "../telemetry/logger.ts";
+import { systemClock } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
+import { systemRandom } from "../util/random.ts";
 
 export interface BackendClientFlags {
   backend?: string | undefined;
@@ -37,7 +41,7 @@ export async function openBackend(flags: BackendClientFlags, what: string): Prom
 }
 
 /** All of a file of kind VolumeBackends. @throws ConfigError when one of them cannot be used */
-export async function openVolumeBackends(file: string): Promise<[HttpVmProvider, ...HttpVmProvider[]]> {
+export async function openVolumeBackends(file: string, logger: Logger): Promise<[Provider, ...Provider[]]> {
   let text: string;
   try {
     text = readFileSync(file, "utf8");
@@ -46,7 +50,16 @@ export async function openVolumeBackends(file: string): Promise<[HttpVmProvider,
   }
   const { backends } = parseFile(volumeBackendsSchema, text, file);
   const [first, ...rest] = await configuredBy(file, () =>
-    Promise.resolve(backends.map(({ url, ...credentials }) => new HttpVmProvider({ url, credentials }))),
+    Promise.all(
+      backends.map(async (backend) => {
+        if ("url" in backend) {
+          const { url, ...credentials } = backend;
+          return new HttpVmProvider({ url, credentials });
+        }
+        const { createCloudProvider } = await import("./cloud-provider.ts");
+        return createCloudProvider(backend, { clock: systemClock, random: systemRandom, logger });
+      }),
+    ),
   );
   return [first!, ...rest];
 }

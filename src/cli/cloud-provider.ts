@@ -15,14 +15,14 @@ const NANO = 1_000_000_000n;
 
 /** @throws ConfigError when a file cannot be read */
 export function createCloudProvider(
-  config: CloudProviderConfig,
+  config: Pick<CloudProviderConfig, "cloud" | "scope"> & Partial<CloudProviderConfig>,
   collaborators: { clock: Clock; random: Random; logger: Logger; tracing?: Tracing | undefined },
 ): Provider {
   const cloud = new IncusCloud({ ...config.cloud, clock: collaborators.clock });
   return new CloudProvider({
     cloud,
     scope: config.scope,
-    types: config.instanceTypes.map(instanceTypeOf),
+    types: (config.instanceTypes ?? []).map(instanceTypeOf),
     // The engine of the guest in the image that `vmlet cloud image` makes.
     capabilities: CRI_CAPABILITIES,
     version: VERSION,

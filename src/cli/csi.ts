@@ -1,10 +1,10 @@
 /** `vmlet csi`: the CSI controller in front of a backend's volumes. */
 import { Command, Option } from "commander";
 import { Registry } from "prom-client";
-import type { HttpVmProvider } from "../../providers/http-vm/index.ts";
 import { ConfigError, configuredBy } from "../config/load.ts";
 import { Backends } from "../csi/backends.ts";
 import { CsiServer } from "../csi/server.ts";
+import type { Provider } from "../provider/provider.ts";
 import { HealthChecks, startHealthServer, type HealthServer } from "../telemetry/health.ts";
 import { createLogger, type Logger, type LogFormat, type LogLevel } from "../telemetry/logger.ts";
 import { collectProcessFigures } from "../telemetry/process-figures.ts";
@@ -40,7 +40,7 @@ export function csiCommand(): Command {
     .option("--backend <url>", "Machine API with the volumes: https://host:port, http:// on loopback, or unix:///path")
     .option(
       "--backends <file>",
-      "instead of --backend: several Machine APIs with volumes, each of a zone of its own, in a file of kind VolumeBackends",
+      "instead of --backend: Machine APIs and clouds with volumes, of several each in a zone of its own, in a file of kind VolumeBackends",
     )
     .option("--cluster-id <id>", "as the agents have it (clusterId): whose volumes these are");
   return withCredentialOptions(command)
@@ -72,7 +72,7 @@ async function run(flags: Flags): Promise<void> {
   const logger = createLogger({ level: flags.logLevel, format: flags.logFormat });
   openNoDebugger(logger);
   const { fatal } = outliveFaults(logger, { ownFolder: PROGRAM_FOLDER });
-  const providers = await openAll(flags);
+  const providers = await openAll(flags, logger);
   const backends = new Backends(providers);
   const { kubeconfig } = flags;
   const nodes =
@@ -98,12 +98,12 @@ async function run(flags: Flags): Promise<void> {
 }
 
 /** @throws ConfigError when it is not said which, or one cannot be used */
-async function openAll(flags: Flags): Promise<[HttpVmProvider, ...HttpVmProvider[]]> {
+async function openAll(flags: Flags, logger: Logger): Promise<[Provider, ...Provider[]]> {
   const { backends, backend, tokenFile, caFile, certFile, keyFile } = flags;
   if (backends === undefined) return [await openBackend(flags, "the Machine API with the volumes")];
   if ([backend, tokenFile, caFile, certFile, keyFile].some((each) => each !== undefined))
     throw new ConfigError("--backends: the file has all backends and their credentials; leave the options of one out");
-  return await openVolumeBackends(backends);
+  return await openVolumeBackends(backends, logger);
 }
 
 /** Ready while a backend answers and has volumes: that it is away must restart nothing. */

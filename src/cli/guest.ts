@@ -4,10 +4,12 @@
  * waits: nothing listens before they are there.
  */
 import { Command } from "commander";
+import { GUEST_VOLUMES } from "../../providers/cloud/guest-files.ts";
 import { oneMachine } from "../../providers/cloud/one-machine.ts";
 import { startBackend } from "../../providers/local/backend.ts";
 import { type BackendConfig, loadBackendConfig } from "../../providers/local/config.ts";
 import { keepFrontDoor } from "../../providers/local/front-door.ts";
+import { GivenVolumes } from "../../providers/local/volumes/given.ts";
 import { ConfigError } from "../config/load.ts";
 import { tlsFaults } from "../config/used-files.ts";
 import { createLogger, type LogFormat, type Logger } from "../telemetry/logger.ts";
@@ -45,6 +47,8 @@ async function run(path: string, format: LogFormat): Promise<void> {
     logger,
     version: VERSION,
     serve: (provider) => oneMachine(provider, config.stateDir),
+    // None of the VM's own disk: what is on it goes with the VM.
+    volumes: (place) => new GivenVolumes(GUEST_VOLUMES, place),
   });
   logger.info({ url: backend.url, engine: config.engine.type }, "The guest serves its machine");
   const { engine, listen } = config;

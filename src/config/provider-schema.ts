@@ -34,20 +34,6 @@ const httpVmSchema = z
   })
   .superRefine(pairUp);
 
-/** `vmlet csi --backends`: all backends with volumes. */
-export const volumeBackendsSchema = z.strictObject({
-  apiVersion: z.literal("vmlet.dev/v1").describe("Version of the file's format."),
-  kind: z.literal("VolumeBackends").describe("What the file is."),
-  backends: z
-    .array(z.strictObject(reachedBy).superRefine(pairUp))
-    .min(1)
-    .max(1000)
-    .refine((all) => new Set(all.map(({ url }) => url)).size === all.length, "names a backend twice")
-    .describe(
-      "Machine APIs with volumes. Of several, each has a `zone` in its own configuration, and no two the same.",
-    ),
-});
-
 const memorySchema = z.strictObject({
   type: z.literal("memory"),
   startDelay: duration("0s").describe("How long a machine takes to run."),
@@ -90,8 +76,32 @@ const incusSchema = z
       .record(z.string(), z.string())
       .default({})
       .describe("Further configuration of each instance, by Incus's keys."),
+    volumes: z
+      .strictObject({
+        pools: z
+          .array(z.string().regex(/^[^/\s]+$/, "must be the name of a pool, without a slash"))
+          .min(1)
+          .refine((pools) => new Set(pools).size === pools.length, "names a pool twice")
+          .describe(
+            "Pools of the volumes that outlive pods. Each is a class of the same name; the first is that of volumes which name none.",
+          ),
+        member: z
+          .string()
+          .regex(/^[^@\s]+$/, "must be the name of one member of the cluster")
+          .optional()
+          .describe(
+            "Member of the cluster whose pools these are, where each member has disks of its own (btrfs, dir, LVM, ZFS): the zone of the volumes, and of the pods that have any. Absent: a single host, or pools that all members reach (Ceph).",
+          ),
+      })
+      .optional()
+      .describe("Persistent volumes, as Incus's custom volumes. Containers only. Absent: there are none."),
   })
-  .superRefine(pairUp);
+  .superRefine(pairUp)
+  .superRefine(({ instanceType, volumes }, context) => {
+    if (volumes === undefined || instanceType === "container") return;
+    const message = "are for instances of type container: leave volumes out, or set instanceType to container";
+    context.addIssue({ code: "custom", path: ["volumes"], message });
+  });
 
 const soldSchema = z.strictObject({
   name: z.string().min(1).max(63).describe("What pods ask for by the annotation vmlet.dev/instance-type."),
@@ -105,7 +115,7 @@ const soldSchema = z.strictObject({
   warm: z.int().min(0).default(0).describe("So many run and wait for pods of this node. They cost what others cost."),
 });
 
-const cloudSchema = z.strictObject({
+const inCloud = {
   type: z.literal("cloud"),
   cloud: incusSchema.describe("The cloud, and where in it."),
   scope: z
@@ -113,7 +123,46 @@ const cloudSchema = z.strictObject({
     .regex(/^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$/, "must be lower-case letters, digits and hyphens, at most 40")
     .default("vmlet")
     .describe("Agents with the same scope in one project share its machines, and clean up behind each other."),
+};
+
+const cloudSchema = z.strictObject({
+  ...inCloud,
   instanceTypes: z.array(soldSchema).min(1).describe("Sizes of VM; one that is to be had in two zones is named twice."),
 });
 
 export const providerSchema = z.discriminatedUnion("type", [httpVmSchema, memorySchema, moduleSchema, cloudSchema]);
+
+/** A cloud with volumes has no Machine API in front of it: who serves them speaks to the cloud, as its agents do. */
+const volumeCloudSchema = z.strictObject(inCloud).refine(({ cloud }) => cloud.volumes !== undefined, {
+  path: ["cloud", "volumes"],
+  message: "is missing: say of which pools the volumes are",
+});
+
+/** `vmlet csi --backends`: all backends with volumes. */
+export const volumeBackendsSchema = z.strictObject({
+  apiVersion: z.literal("vmlet.dev/v1").describe("Version of the file's format."),
+  kind: z.literal("VolumeBackends").describe("What the file is."),
+  backends: z
+    .array(
+      z.union([z.strictObject(reachedBy).superRefine(pairUp), volumeCloudSchema], {
+        error: ({ input }) =>
+          (input as { type?: unknown } | null)?.type === undefined
+            ? undefined
+            : "must be a Machine API (url), or a cloud as a node's provider has it (type: cloud, cloud, scope)",
+      }),
+    )
+    .min(1)
+    .max(1000)
+    .refine((all) => new Set(all.map((each) => keyOfBackend(each))).size === all.length, "names a backend twice")
+    .describe(
+      "Machine APIs with volumes, and clouds (`type: cloud`, `cloud`, `scope`, as a node's provider). Of several, each has a `zone` in its own configuration, and no two the same.",
+    ),
+});
+
+type VolumeCloudConfig = z.infer<typeof volumeCloudSchema>;
+
+function keyOfBackend(backend: { readonly url: string } | VolumeCloudConfig): string {
+  if ("url" in backend) return backend.url;
+  const { cloud, scope } = backend;
+  return JSON.stringify([cloud.url, cloud.project, cloud.volumes?.member ?? "", scope]);
+}

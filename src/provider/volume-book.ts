@@ -20,13 +20,23 @@ import {
   type ReservationOptions,
   type VolumeAttachment,
   type VolumeCapacity,
-  type VolumeClass,
   type VolumeClaim,
   volumeClaims,
   type VolumeProvider,
-  type VolumeReservation,
 } from "./volume.ts";
 import { VolumeRoom } from "./volume-room.ts";
+import {
+  assertCopy,
+  assertFree,
+  assertMode,
+  assertPossible,
+  assertSize,
+  heldBy,
+  isGoneVolume,
+  reservationsWith,
+  volumeClassOf,
+  type VolumeOffer,
+} from "./volume-rules.ts";
 
 /** What is kept of a volume. */
 export interface VolumeRecord {
@@ -57,16 +67,9 @@ export interface VolumeContents {
   taken?(sizeBytes: number, fsType: string | undefined): number;
 }
 
-export interface VolumeBookOptions {
+export interface VolumeBookOptions extends VolumeOffer {
   clock: Clock;
   contents: VolumeContents;
-  /** The first is that of volumes which name none. Absent: one without a name, whose volumes have one machine each. */
-  classes?: readonly VolumeClass[] | undefined;
-  /** File systems that a volume may ask for. */
-  fsTypes: readonly string[];
-  zone?: string | undefined;
-  minimumBytes?: number | undefined;
-  maximumBytes?: number | undefined;
   /** The machines that have this volume, or of which that is not known. */
   attachments: (id: string) => readonly VolumeAttachment[];
   /**
@@ -86,7 +89,6 @@ export interface VolumeBookOptions {
 const TOMBSTONE_KNOWN_MS = 30 * 60_000;
 /** Of a create: the volume cannot be, and nothing of it is left. */
 const LEAVES_NOTHING: readonly string[] = ["quota", "in_use", "not_found"];
-const UNNAMED: VolumeClass = { name: "", sharing: "one" };
 
 export class VolumeBook implements VolumeProvider {
   readonly #options: VolumeBookOptions;
@@ -116,9 +118,9 @@ export class VolumeBook implements VolumeProvider {
         if (existing.volume.state !== "creating") return this.#view(existing);
         return await this.#make(existing);
       }
-      this.#assertPossible(spec);
+      assertPossible(spec, this.#options);
       const source = spec.source === undefined ? undefined : this.#copyable(spec.source.volume);
-      if (source !== undefined) assertCopy(spec, source);
+      if (source !== undefined) assertCopy(spec, source.volume);
       const { labels, size_bytes, mode, class: named, zone = this.#options.zone } = spec;
       const { fs_type = source?.volume.fs_type } = spec;
       using promise = await this.#promise(size_bytes, fs_type);
@@ -223,22 +225,10 @@ export class VolumeBook implements VolumeProvider {
   ): Promise<PersistentVolume> {
     return this.inTurn(id, () => {
       const record = this.#live(id);
-      const own = record.volume.reservations.find((each) => each.name === name);
-      if (own !== undefined && own.read_only !== readOnly) {
-        const as = own.read_only ? "read-only" : "to be written";
-        throw new ProviderError("conflict", `volume ${id} is reserved for ${name} already, ${as}`);
-      }
-      // What is exclusive stays it: a call from before, which comes late, lets nobody else in.
-      if (own !== undefined && (own.exclusive === true || !exclusive)) return this.#view(record);
-      const reservations = record.volume.reservations.filter((each) => each !== own);
-      const reservation = { name, read_only: readOnly, ...(exclusive && { exclusive }) };
-      const other = reservations.find((each) => !this.#mayShare(record, [each, reservation]));
-      if (other !== undefined) throw new ProviderError("in_use", `volume ${id} is reserved for ${other.name}`);
-      const stranger = this.#options
-        .attachments(id)
-        .find((each) => each.reservation !== name && !this.#mayShare(record, [each, reservation]));
-      if (stranger !== undefined) throw heldBy(id, stranger);
-      return this.#view(this.#keep(record, { reservations: [...reservations, reservation] }));
+      const wanted = { name, read_only: readOnly, ...(exclusive && { exclusive }) };
+      const attachments = this.#options.attachments(id);
+      const reservations = reservationsWith(wanted, { volume: record.volume, attachments, offer: this.#options });
+      return this.#view(reservations === undefined ? record : this.#keep(record, { reservations }));
     });
   }
 
@@ -263,7 +253,7 @@ export class VolumeBook implements VolumeProvider {
     class?: string | undefined;
     zone?: string | undefined;
   }): Promise<VolumeCapacity> {
-    this.#classOf(named);
+    volumeClassOf(named, this.#options);
     const { minimumBytes, maximumBytes } = this.#options;
     const isElsewhere = zone !== undefined && zone !== this.#options.zone;
     return {
@@ -288,7 +278,7 @@ export class VolumeBook implements VolumeProvider {
       const record = this.#records.get(id);
       if (record === undefined || isGone(record))
         throw new ProviderError("not_found", `there is no volume ${id}`, { field });
-      assertMode(spec, claim, record, field);
+      assertMode(spec, claim, record.volume, field);
       this.#assertFree(claim, record, field);
     }
   }
@@ -302,7 +292,7 @@ export class VolumeBook implements VolumeProvider {
   assertJoinable(spec: MachineSpec): void {
     for (const { claim } of volumeClaims(spec)) {
       const record = this.#records.get(claim.volume);
-      if (record !== undefined) assertMode(spec, claim, record, "ephemeral_containers");
+      if (record !== undefined) assertMode(spec, claim, record.volume, "ephemeral_containers");
     }
   }
 
@@ -337,66 +327,8 @@ export class VolumeBook implements VolumeProvider {
 
   #assertFree(claim: VolumeClaim, record: VolumeRecord, field: string): void {
     this.#settle(record);
-    const { id, state, zone, reservations, message } = record.volume;
-    if (state !== "available")
-      throw new ProviderError("unavailable", `volume ${id} is ${state}${message === undefined ? "" : `: ${message}`}`);
-    // One that was made before the backend had a zone is where its backend is.
-    if (zone !== undefined && zone !== this.#options.zone)
-      throw new ProviderError("out_of_zone", `volume ${id} is in zone ${zone}, not here`, { field });
-    const { reservation: named, read_only = false } = claim;
-    const reservation = reservations.find(({ name }) => name === named);
-    if (reservation === undefined && (reservations.length > 0 || named !== undefined)) {
-      const whose = reservations.map(({ name }) => name).join(", ");
-      const which = named === undefined ? "this machine names no reservation" : `not for ${named}`;
-      throw new ProviderError(
-        "in_use",
-        `volume ${id} is ${whose === "" ? "not reserved" : `reserved for ${whose}`}, ${which}`,
-        { field },
-      );
-    }
-    if (reservation?.read_only === true && !read_only)
-      throw new ProviderError("in_use", `volume ${id} is reserved for ${reservation.name} to be read only`, { field });
-    const holder = this.#options.attachments(id).find((each) => !this.#mayShare(record, [each, { read_only }]));
-    if (holder !== undefined) throw heldBy(id, holder, field);
-  }
-
-  #mayShare({ volume }: VolumeRecord, holders: readonly Pick<VolumeReservation, "read_only" | "exclusive">[]): boolean {
-    if (holders.some(({ exclusive }) => exclusive === true)) return false;
-    const named = volume.class;
-    // One that the configuration has no more says nothing: then one machine is right.
-    const { sharing } =
-      this.#options.classes?.find(({ name }, index) => name === named || (!named && index === 0)) ?? UNNAMED;
-    return sharing === "writers" || (sharing === "readers" && holders.every(({ read_only }) => read_only));
-  }
-
-  /** @throws ProviderError invalid */
-  #classOf(named: string | undefined): VolumeClass {
-    const { classes = [] } = this.#options;
-    const found = named === undefined ? (classes[0] ?? UNNAMED) : classes.find(({ name }) => name === named);
-    if (found !== undefined) return found;
-    const known = classes.map(({ name }) => name).join(", ");
-    throw new ProviderError("invalid", `there is no class ${JSON.stringify(named)} (there is ${known || "none"})`, {
-      field: "class",
-    });
-  }
-
-  /** @throws ProviderError invalid, out_of_zone */
-  #assertPossible({ class: named, mode, fs_type, zone, size_bytes }: PersistentVolumeSpec): void {
-    const { modes = ["filesystem"] } = this.#classOf(named);
-    const { fsTypes } = this.#options;
-    if (!modes.includes(mode))
-      throw new ProviderError("invalid", `volumes of this class are of mode ${modes.join(" or ")}, not ${mode}`, {
-        field: "mode",
-      });
-    if (fs_type !== undefined && mode === "block")
-      throw new ProviderError("invalid", "a block device has no file system", { field: "fs_type" });
-    if (fs_type !== undefined && !fsTypes.includes(fs_type))
-      throw new ProviderError("invalid", `there is no file system ${fs_type} (there is ${fsTypes.join(", ")})`, {
-        field: "fs_type",
-      });
-    if (zone !== undefined && zone !== this.#options.zone)
-      throw new ProviderError("out_of_zone", `no volumes are made in zone ${zone}`, { field: "zone" });
-    assertSize(size_bytes, this.#options);
+    const attachments = this.#options.attachments(record.volume.id);
+    assertFree(claim, { volume: record.volume, attachments, offer: this.#options, field });
   }
 
   /** @throws ProviderError not_found, in_use */
@@ -506,45 +438,7 @@ function unseenVolume(id: string, now: number): VolumeRecord {
   };
 }
 
-const isGone = ({ volume }: VolumeRecord): boolean => volume.state === "deleting" || volume.state === "deleted";
-
-function heldBy(id: string, { machine, state }: VolumeAttachment, field?: string): ProviderError {
-  const how = state === "unknown" ? `may still be written by machine ${machine}, which is out of sight` : undefined;
-  return new ProviderError("in_use", `volume ${id} ${how ?? `is machine ${machine}'s`}`, { field });
-}
-
-/** @throws ProviderError invalid for a device that is mounted, or a file system that is shown as one */
-function assertMode(spec: MachineSpec, { name }: VolumeClaim, { volume }: VolumeRecord, field: string): void {
-  const containers = [...spec.containers, ...(spec.init_containers ?? []), ...(spec.ephemeral_containers ?? [])];
-  const isMounted = containers.some(({ mounts = [] }) => mounts.some((each) => each.volume === name));
-  const isDevice = containers.some(({ devices = [] }) => devices.some((each) => each.volume === name));
-  if (volume.mode === "block" ? isMounted : isDevice)
-    throw new ProviderError(
-      "invalid",
-      `volume ${volume.id} is of mode ${volume.mode}: ${isMounted ? "it cannot be mounted" : "it is no block device"}`,
-      { field },
-    );
-}
-
-/** @throws ProviderError invalid */
-function assertSize(bytes: number, bounds: Pick<VolumeBookOptions, "minimumBytes" | "maximumBytes">): void {
-  const { minimumBytes = 1, maximumBytes = Number.MAX_SAFE_INTEGER } = bounds;
-  if (bytes >= minimumBytes && bytes <= maximumBytes) return;
-  throw new ProviderError("invalid", `a volume has from ${minimumBytes} to ${maximumBytes} bytes, not ${bytes}`, {
-    field: "size_bytes",
-  });
-}
-
-/** @throws ProviderError invalid for what is no copy of this volume */
-function assertCopy({ mode, fs_type, size_bytes }: PersistentVolumeSpec, { volume }: VolumeRecord): void {
-  const fault = (field: string, what: string) =>
-    new ProviderError("invalid", `volume ${volume.id}, which is to be copied, ${what}`, { field });
-  if (mode !== volume.mode) throw fault("mode", `is of mode ${volume.mode}, not ${mode}`);
-  if (fs_type !== undefined && fs_type !== volume.fs_type)
-    throw fault("fs_type", `has the file system ${volume.fs_type ?? "(none)"}, not ${fs_type}`);
-  if (size_bytes < volume.size_bytes)
-    throw fault("size_bytes", `has ${volume.size_bytes} bytes, and its copy not fewer`);
-}
+const isGone = ({ volume }: VolumeRecord): boolean => isGoneVolume(volume);
 
 /** What is thrown rejects. */
 const settled = <T>(work: () => T): Promise<T> => new Promise((resolve) => resolve(work()));

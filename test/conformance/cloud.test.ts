@@ -4,6 +4,7 @@ import { CloudProvider } from "../../providers/cloud/provider.ts";
 import { MEMORY_CAPABILITIES, MemoryProvider } from "../../providers/memory/index.ts";
 import type { Capability } from "../../src/provider/capabilities.ts";
 import { CHECKS, runConformance } from "../../src/provider/kit/index.ts";
+import { givenIn } from "../support/cloud-agents.ts";
 import { LARGE, SMALL } from "../support/cloud-state.ts";
 import { SimulatedCloud } from "../support/simulated-cloud.ts";
 
@@ -11,14 +12,7 @@ const CAPABILITIES: readonly Capability[] = [...MEMORY_CAPABILITIES, "restart_ru
 const ECHO = { command: ["sleep", "3600"], port: 7777 };
 
 /** A guest's are those of one VM, or gone with it. */
-const GUESTS_OWN = [
-  "capacity",
-  "images.prewarm",
-  "volumes.clone",
-  "volumes.exclusive",
-  "volumes.force_release",
-  "volumes.persistent",
-];
+const GUESTS_OWN = ["capacity", "images.prewarm", "volumes.exclusive"];
 
 test.each([
   ["that boot at once", { bootsAtOnce: true }],
@@ -32,9 +26,10 @@ test.each([
       scope: "conformance",
       types: [SMALL, LARGE],
       capabilities: CAPABILITIES,
-      openGuest: ({ labels }) => {
-        const birth = labels["vmlet-birth"]!;
-        const guest = guests.get(birth) ?? new MemoryProvider({ capabilities: CAPABILITIES });
+      openGuest: (vm) => {
+        const birth = vm.labels["vmlet-birth"]!;
+        const given = givenIn(cloud.state, vm);
+        const guest = guests.get(birth) ?? new MemoryProvider({ capabilities: CAPABILITIES, given });
         guests.set(birth, guest);
         // The guest lives on when the agent lets go of it.
         return new Proxy(guest, {

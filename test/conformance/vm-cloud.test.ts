@@ -4,7 +4,7 @@ import { createConnection } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterAll, beforeAll, expect, test } from "vitest";
-import type { EntryStore, VmCloud } from "../../providers/cloud/cloud.ts";
+import type { CloudVolumes, EntryStore, VmCloud } from "../../providers/cloud/cloud.ts";
 import { checkVmCloud, VM_CLOUD_CHECKS } from "../../providers/cloud/kit.ts";
 import { MachineApiServer } from "../../providers/http-vm/index.ts";
 import { MemoryProvider } from "../../providers/memory/index.ts";
@@ -64,7 +64,10 @@ test("announcements are not looked at where nobody can make one, and that is sai
   expect(skipped).toEqual(["vms/tell-what-is-about-to-befall-them"]);
 });
 
-type Flaw = (real: SimulatedCloud & VmCloud) => Partial<Omit<VmCloud, "entries">> & { entries?: Partial<EntryStore> };
+type Flaw = (real: SimulatedCloud & VmCloud) => Partial<Omit<VmCloud, "entries" | "volumes">> & {
+  entries?: Partial<EntryStore>;
+  volumes?: Partial<CloudVolumes>;
+};
 
 /** By the check that must find it. */
 const FLAWS: Readonly<Record<string, Flaw>> = {
@@ -164,6 +167,32 @@ const FLAWS: Readonly<Record<string, Flaw>> = {
       return { ...vm, ...(notice && { notice: { ...notice, at: "soon" } }) };
     },
   }),
+  "volumes/what-is-absent-is-not-found": ({ volumes }) => ({
+    volumes: {
+      get: (volume, options) =>
+        volumes.get(volume, options).catch(() => {
+          throw new ProviderError("unavailable", "HTTP 404");
+        }),
+    },
+  }),
+  "volumes/one-name-is-one-volume": ({ volumes, state }) => ({
+    volumes: {
+      create: async (request, options) => {
+        state.volumes.delete(request.name);
+        await volumes.create(request, options);
+      },
+    },
+  }),
+  "volumes/grow-and-tell-it": () => ({ volumes: { grow: () => Promise.resolve() } }),
+  "volumes/copies-outlive-their-source": ({ volumes, state }) => ({
+    volumes: {
+      delete: async (volume, options) => {
+        await volumes.delete(volume, options);
+        for (const each of state.volumes.values()) if (each.request.source?.name === volume.name) each.state = "broken";
+      },
+    },
+  }),
+  "volumes/a-vm-has-them-until-they-are-taken": () => ({ volumes: { detach: () => Promise.resolve() } }),
   "vms/dial-reaches-this-very-vm": () => ({
     dial: () => Promise.resolve(createConnection(join(folder, "guest.sock"))),
   }),
@@ -171,10 +200,11 @@ const FLAWS: Readonly<Record<string, Flaw>> = {
 
 test.each(VM_CLOUD_CHECKS.map(({ name }) => name))("%s finds its bug", async (name) => {
   const cloud = good();
-  const { entries, ...rest } = FLAWS[name]!(cloud);
+  const { entries, volumes, ...rest } = FLAWS[name]!(cloud);
   const real: VmCloud = {
     name: cloud.name,
     entries: { ...cloud.entries, ...entries },
+    volumes: { ...cloud.volumes, ...volumes },
     createVm: (request) => cloud.createVm(request),
     getVm: (vm) => cloud.getVm(vm),
     listVms: (label) => cloud.listVms(label),

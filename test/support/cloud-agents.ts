@@ -4,9 +4,15 @@ import { CloudProvider, type CloudProviderOptions } from "../../providers/cloud/
 import { MemoryProvider } from "../../providers/memory/index.ts";
 import { ProviderError } from "../../src/provider/errors.ts";
 import type { Provider } from "../../src/provider/provider.ts";
-import { type CloudStateOptions, LARGE, SMALL } from "./cloud-state.ts";
+import { type CloudState, type CloudStateOptions, LARGE, SMALL } from "./cloud-state.ts";
 import { type CloudCall, SimulatedCloud } from "./simulated-cloud.ts";
 import { settle, VirtualClock } from "./virtual-clock.ts";
+
+/** What the guest of this VM finds on the volumes that it has. */
+export const givenIn =
+  (state: CloudState, { name: vm }: Pick<Vm, "name">) =>
+  (name: string) =>
+    state.vms.get(vm)?.volumes.includes(name) === true ? state.volumes.get(name)?.texts : undefined;
 
 export const unavailable = () => new ProviderError("unavailable", "no answer");
 
@@ -39,7 +45,8 @@ export class CloudAgents {
 
   #guest(vm: Vm): Provider {
     const birth = vm.labels["vmlet-birth"]!;
-    const guest = this.guests.get(birth) ?? new MemoryProvider({ clock: this.clock });
+    const guest =
+      this.guests.get(birth) ?? new MemoryProvider({ clock: this.clock, given: givenIn(this.cloud.state, vm) });
     this.guests.set(birth, guest);
     return new Proxy(guest, {
       get: (target, key) => {

@@ -2,7 +2,16 @@
  * A VM cloud in memory, without time and without faults: names that are unique, entries with compare-and-swap, sizes that are sold out,
  * hosts that are out of sight.
  */
-import type { Entry, InstanceType, Vm, VmNotice, VmRequest, VmState } from "../../providers/cloud/cloud.ts";
+import type {
+  CloudVolume,
+  CloudVolumeRequest,
+  Entry,
+  InstanceType,
+  Vm,
+  VmNotice,
+  VmRequest,
+  VmState,
+} from "../../providers/cloud/cloud.ts";
 import { ProviderError } from "../../src/provider/errors.ts";
 
 export interface CloudVm {
@@ -10,6 +19,16 @@ export interface CloudVm {
   state: VmState;
   isSeen: boolean;
   notice?: VmNotice | undefined;
+  /** Names of those that it has. */
+  volumes: readonly string[];
+}
+
+export interface HeldVolume {
+  readonly request: CloudVolumeRequest;
+  sizeBytes: number;
+  state: CloudVolume["state"];
+  /** What is on it: texts of files. */
+  readonly texts: Map<string, string>;
 }
 
 export interface CloudStateOptions {
@@ -23,6 +42,9 @@ export interface CloudStateOptions {
 
 export class CloudState {
   readonly vms = new Map<string, CloudVm>();
+  readonly volumes = new Map<string, HeldVolume>();
+  /** What volumes may have together. */
+  roomBytes = 2 ** 50;
   readonly words = new Map<string, { words: Entry["words"]; version: number }>();
   /** Types that are sold out. */
   readonly soldOut = new Set<string>();
@@ -74,7 +96,10 @@ export class CloudState {
     if (this.soldOut.has(request.type.name)) throw new ProviderError("quota", `no room for ${request.type.name}`);
     this.ordered.push(request);
     const state = this.#options.bootsAtOnce === false ? "booting" : "running";
-    this.vms.set(request.name, { request, state, isSeen: true });
+    const volumes = (request.volumes ?? []).map(({ name }) => name);
+    const lacking = volumes.find((name) => !this.volumes.has(name));
+    if (lacking !== undefined) throw new ProviderError("unavailable", `Storage volume ${lacking} not found`);
+    this.vms.set(request.name, { request, state, isSeen: true, volumes });
   }
 
   vm(name: string): Vm {
@@ -95,6 +120,38 @@ export class CloudState {
     else this.lose(name);
   }
 
+  createVolume(request: CloudVolumeRequest): void {
+    const { name, sizeBytes, source } = request;
+    if (this.volumes.has(name)) throw new ProviderError("conflict", "Volume by that name already exists");
+    if (sizeBytes > this.roomBytes) throw new ProviderError("quota", `no room for ${sizeBytes} bytes`);
+    const texts = new Map(source && this.volumeOf(source.name).texts);
+    this.volumes.set(name, { request, sizeBytes, state: "ready", texts });
+  }
+
+  volumeOf(name: string): HeldVolume {
+    const volume = this.volumes.get(name);
+    if (volume === undefined) throw new ProviderError("not_found", `no volume ${name}`);
+    return volume;
+  }
+
+  volume(name: string): CloudVolume {
+    const { request, sizeBytes, state } = this.volumeOf(name);
+    return { name, class: request.class, labels: request.labels, sizeBytes, state };
+  }
+
+  deleteVolume(name: string): void {
+    for (const vm of this.vms.values())
+      if (vm.volumes.includes(name)) throw new ProviderError("in_use", "The storage volume is still in use");
+    this.volumes.delete(name);
+  }
+
+  detach(name: string, volume: string): void {
+    const vm = this.vms.get(name);
+    if (vm === undefined) return;
+    if (!vm.isSeen) throw new ProviderError("unavailable", "Server isn't ready yet");
+    vm.volumes = vm.volumes.filter((each) => each !== volume);
+  }
+
   /** It is gone, by whomever. */
   lose(name: string): void {
     const vm = this.vms.get(name);
@@ -103,8 +160,9 @@ export class CloudState {
   }
 }
 
-const shown = ({ request, state, isSeen, notice }: CloudVm): Vm => ({
+const shown = ({ request, state, isSeen, notice, volumes }: CloudVm): Vm => ({
   notice,
+  volumes,
   name: request.name,
   labels: request.labels,
   state,

@@ -1,10 +1,16 @@
 /** `CloudState` as a VmCloud whose calls fail when a test says so, before their effect or after it. */
 import type { Duplex } from "node:stream";
-import type { Entry, EntryStore, Vm, VmCloud, VmRequest } from "../../providers/cloud/cloud.ts";
+import type { CloudVolumes, Entry, EntryStore, Vm, VmCloud, VmRequest } from "../../providers/cloud/cloud.ts";
 import { CloudState, type CloudStateOptions } from "./cloud-state.ts";
 
 /** The name of a function of the cloud, such as `createVm` or `entries.swap`. */
-export type CloudCall = "createVm" | "getVm" | "listVms" | "deleteVm" | `entries.${keyof EntryStore}`;
+export type CloudCall =
+  | "createVm"
+  | "getVm"
+  | "listVms"
+  | "deleteVm"
+  | `entries.${keyof EntryStore}`
+  | `volumes.${Exclude<keyof CloudVolumes, "zone" | "classes">}`;
 
 export class SimulatedCloud implements VmCloud {
   readonly name = "simulated";
@@ -28,6 +34,28 @@ export class SimulatedCloud implements VmCloud {
     create: (name, words) => this.#call("entries.create", name, () => this.state.createEntry(name, words)),
     swap: (name, words, version) => this.#call("entries.swap", name, () => this.state.swapEntry(name, words, version)),
     remove: (name, version) => this.#call("entries.remove", name, () => this.state.removeEntry(name, version)),
+  };
+
+  readonly volumes: CloudVolumes = {
+    classes: [
+      { name: "disks", sharing: "one" },
+      { name: "others", sharing: "one" },
+    ],
+    create: (request) => this.#call("volumes.create", request.name, () => this.state.createVolume(request)),
+    get: ({ name }) => this.#call("volumes.get", name, () => this.state.volume(name)),
+    list: ([key, value]) =>
+      this.#call("volumes.list", "", () =>
+        [...this.state.volumes.keys()]
+          .map((name) => this.state.volume(name))
+          .filter(({ labels }) => labels[key] === value),
+      ),
+    grow: ({ name }, sizeBytes) =>
+      this.#call("volumes.grow", name, () => {
+        this.state.volumeOf(name).sizeBytes = sizeBytes;
+      }),
+    delete: ({ name }) => this.#call("volumes.delete", name, () => this.state.deleteVolume(name)),
+    detach: (vm, volume) => this.#call("volumes.detach", vm, () => this.state.detach(vm, volume)),
+    room: () => this.#call("volumes.room", "", () => this.state.roomBytes),
   };
 
   createVm(request: VmRequest): Promise<void> {

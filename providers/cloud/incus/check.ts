@@ -6,6 +6,7 @@ interface IncusPlaces extends IncusServer {
   readonly image: string;
   readonly storagePool: string;
   readonly network: string;
+  readonly volumes?: { readonly pools: readonly string[]; readonly member?: string | undefined } | undefined;
 }
 
 interface IncusProblem {
@@ -51,8 +52,38 @@ export async function incusProblems(places: IncusPlaces, { signal }: CallOptions
       const error = await lackOf(path);
       if (error !== undefined) problems.push({ problem: `cloud.${what} ${places[what]}: ${error}`, cure });
     }
-    return problems;
+    return [...problems, ...(await volumeProblems(client, places, { signal }))];
   } finally {
     await client.close();
   }
+}
+
+/** Drivers of pools that every member of a cluster reaches. */
+const REMOTE: readonly string[] = ["ceph", "cephfs", "cephobject", "linstor", "lvmcluster", "truenas"];
+
+async function volumeProblems(
+  client: IncusClient,
+  { volumes }: IncusPlaces,
+  { signal }: CallOptions,
+): Promise<IncusProblem[]> {
+  if (volumes === undefined) return [];
+  const problems: IncusProblem[] = [];
+  for (const pool of volumes.pools) {
+    const path = `storage-pools/${encodeURIComponent(pool)}`;
+    const { error, metadata } = await client.ask({ method: "GET", path, signal });
+    const { driver = "", locations = [] } = (metadata ?? {}) as { driver?: string; locations?: string[] };
+    if (error !== undefined)
+      problems.push({ problem: `cloud.volumes.pools ${pool}: ${error}`, cure: "incus storage list" });
+    else if (!REMOTE.includes(driver) && locations.length > 1 && volumes.member === undefined)
+      problems.push({
+        problem: `cloud.volumes.pools ${pool}: each member has disks of its own there (${driver})`,
+        cure: `set cloud.volumes.member to one of ${locations.join(", ")}, and run a node for each that is to have volumes`,
+      });
+    else if (volumes.member !== undefined && !locations.includes(volumes.member))
+      problems.push({
+        problem: `cloud.volumes.member ${volumes.member}: pool ${pool} is not there (it is on ${locations.join(", ")})`,
+        cure: "name a member of the cluster, as incus cluster list has it; leave it out on a single host",
+      });
+  }
+  return problems;
 }

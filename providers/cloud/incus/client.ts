@@ -36,7 +36,7 @@ export interface IncusReply {
 }
 
 interface IncusRequest extends CallOptions {
-  readonly method: "GET" | "POST" | "PUT" | "DELETE";
+  readonly method: "GET" | "POST" | "PUT" | "PATCH" | "DELETE";
   /** Below `/1.0/`, without a query; empty: the server itself. */
   readonly path: string;
   readonly query?: Readonly<Record<string, string>> | undefined;

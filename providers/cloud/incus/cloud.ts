@@ -18,6 +18,7 @@ import { BIRTH_LABEL } from "../labels.ts";
 import { namedIn, IncusClient, type IncusReply, type IncusServer } from "./client.ts";
 import { ProfileEntries } from "./entries.ts";
 import { dialGuest } from "./relay.ts";
+import { type Devices, IncusVolumes, type IncusVolumesOptions, volumesOf } from "./volumes.ts";
 
 interface IncusCloudOptions extends IncusServer {
   readonly name?: string | undefined;
@@ -28,6 +29,8 @@ interface IncusCloudOptions extends IncusServer {
   readonly network: string;
   /** Further configuration of each instance, by Incus's keys. */
   readonly instanceConfig?: Readonly<Record<string, string>> | undefined;
+  /** Absent: there are no volumes that outlive instances. */
+  readonly volumes?: IncusVolumesOptions | undefined;
   readonly clock?: Clock | undefined;
 }
 
@@ -38,6 +41,7 @@ interface Instance {
   readonly last_used_at?: string;
   /** None of what is in error. */
   readonly config?: Readonly<Record<string, string>> | null;
+  readonly devices?: Devices | null;
 }
 
 interface Member {
@@ -70,6 +74,7 @@ const ZONE = "user.vmlet-zone";
 export class IncusCloud implements VmCloud {
   readonly name: string;
   readonly entries: EntryStore;
+  readonly volumes: IncusVolumes | undefined;
   readonly #options: IncusCloudOptions;
   readonly #client: IncusClient;
   readonly #clock: Clock;
@@ -85,9 +90,10 @@ export class IncusCloud implements VmCloud {
     this.#client = new IncusClient(options);
     this.#clock = options.clock ?? systemClock;
     this.entries = new ProfileEntries(this.#client, this.#clock);
+    this.volumes = options.volumes && new IncusVolumes(this.#client, options.volumes);
   }
 
-  async createVm({ name, type, labels }: VmRequest, { signal }: CallOptions): Promise<void> {
+  async createVm({ name, type, labels, volumes = [] }: VmRequest, { signal }: CallOptions): Promise<void> {
     const { image, instanceType, storagePool, network, instanceConfig = {} } = this.#options;
     const config: Record<string, string> = {
       "boot.autostart": "false",
@@ -104,6 +110,7 @@ export class IncusCloud implements VmCloud {
     for (const [key, value] of Object.entries(labels)) config[LABEL + key] = value;
     const { ephemeral_bytes: disk } = type.resources;
     const root = { type: "disk", pool: storagePool, path: "/", ...(disk !== undefined && { size: String(disk) }) };
+    const disks = await this.volumes?.devicesOf(name, volumes, { signal });
     const isFingerprint = /^[0-9a-f]{64}$/.test(image);
     const body = {
       name,
@@ -112,9 +119,10 @@ export class IncusCloud implements VmCloud {
       profiles: [],
       source: { type: "image", ...(isFingerprint ? { fingerprint: image } : { alias: image }) },
       config,
-      devices: { root, [NIC]: { type: "nic", network, name: NIC } },
+      devices: { root, [NIC]: { type: "nic", network, name: NIC }, ...disks },
     };
-    const query = type.zone === undefined ? undefined : { target: type.zone };
+    const zone = type.zone ?? (volumes.length > 0 ? this.volumes?.zone : undefined);
+    const query = zone === undefined ? undefined : { target: zone };
     const asked = { method: "POST", path: "instances", query, body, signal } as const;
     const { error } = await this.#client.carryOut(asked, WAIT_SECONDS);
     if (error !== undefined) await this.#failed(name, labels, error, { signal });
@@ -278,6 +286,7 @@ function vmOf(instance: Instance, addresses: readonly string[], isSeen: boolean,
     type: config[TYPE],
     zone: config[ZONE],
     host: location === "none" ? undefined : location,
+    volumes: volumesOf(instance.devices),
     addresses: addresses.toSorted((a, b) => Number(a.includes(":")) - Number(b.includes(":"))),
   };
 }

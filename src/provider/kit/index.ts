@@ -97,6 +97,18 @@ export {
 export { Prober, type ProbeKind, type ProberEvents } from "../probes/prober.ts";
 export { tombstoneOf, unseenMachine } from "../tombstone.ts";
 export { VolumeBook, type VolumeBookOptions, type VolumeContents, type VolumeRecord } from "../volume-book.ts";
+export {
+  assertCopy,
+  assertFree,
+  assertMode,
+  assertPossible,
+  assertSize,
+  heldBy,
+  isGoneVolume,
+  reservationsWith,
+  volumeClassOf,
+  type VolumeOffer,
+} from "../volume-rules.ts";
 export { OutputLog } from "./output-log.ts";
 
 // Does it keep the contract?

@@ -5,10 +5,12 @@ import { createConnection, createServer, type Server } from "node:net";
 import { join } from "node:path";
 import { afterAll, afterEach, beforeAll, describe, expect, test } from "vitest";
 import { IncusCloud } from "../../../providers/cloud/incus/cloud.ts";
-import { checkVmCloud } from "../../../providers/cloud/index.ts";
+import { checkVmCloud, CloudProvider } from "../../../providers/cloud/index.ts";
 import { incusProblems } from "../../../providers/cloud/incus/check.ts";
 import { ProfileEntries } from "../../../providers/cloud/incus/entries.ts";
 import { IncusClient } from "../../../providers/cloud/incus/client.ts";
+import { CRI_CAPABILITIES } from "../../../providers/local/engines/capabilities.ts";
+import type { MachineSpec } from "../../../src/provider/machine.ts";
 import { startDevCluster } from "../../../src/devcluster/index.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
@@ -123,6 +125,15 @@ function pods(): void {
     expect(await incusProblems(incus.cloud, { signal })).toEqual([]);
     const [image] = await incusProblems({ ...incus.cloud, image: "other" }, { signal });
     expect(image).toMatchObject({ cure: "vmlet cloud image --config FILE" });
+    const volumes = { pools: ["default"], member: "two" };
+    expect(await incusProblems({ ...incus.cloud, volumes }, { signal })).toEqual([]);
+    const told = async (other: object) =>
+      (await incusProblems({ ...incus.cloud, volumes: { ...volumes, ...other } }, { signal })).map(
+        (each) => each.problem,
+      );
+    expect(await told({ pools: ["none"] })).toEqual([expect.stringContaining("cloud.volumes.pools none")]);
+    expect(await told({ member: undefined })).toEqual([expect.stringContaining("disks of its own")]);
+    expect(await told({ member: "three" })).toEqual([expect.stringContaining("cloud.volumes.member three")]);
     const [project] = await incusProblems({ ...incus.cloud, project: "default" }, { signal });
     expect(project!.problem).toContain("project default");
   });
@@ -332,8 +343,120 @@ function pods(): void {
     }
   }, 300_000);
 
+  test("a volume outlives its instance, on its member, and nobody else has it until that is gone", async () => {
+    const cloud = { ...incus.cloud, volumes: { pools: ["default"], member: "two" } } as const;
+    const open = () =>
+      new CloudProvider({
+        cloud: new IncusCloud(cloud),
+        scope: "disks",
+        types: [{ name: "small", resources: { cpu_millis: 500, memory_bytes: 2 ** 29 } }],
+        capabilities: CRI_CAPABILITIES,
+        collectEveryMs: 5000,
+      });
+    const provider = open();
+    const other = open();
+    const volumes = provider.volumes!;
+    const options = { signal };
+    const [MIB, labels] = [2 ** 20, { "disks-of": "incus" }];
+    const machine = (script: string, volume = "v", rest: object = {}): MachineSpec => ({
+      labels,
+      volumes: [{ name: "data", type: "persistent", volume, ...rest }],
+      containers: [{ name: "c", image, command: ["sh", "-c", script], mounts: [{ volume: "data", path: "/data" }] }],
+      restart_policy: "never",
+    });
+    const until = (id: string, state: string) =>
+      waitFor({ what: `machine ${id} to be ${state}`, timeoutMs: START_MS }, async () => {
+        const found = await provider.getPod(id, options);
+        must(found.state === state, `it is ${found.state}: ${found.message ?? JSON.stringify(found.containers)}`);
+        return found;
+      });
+    const log = async (id: string) => {
+      let text = "";
+      for await (const line of provider.getLogs(id, "c", options)) text += line.content.toString();
+      return text;
+    };
+    const remove = async (id: string) => {
+      await provider.deletePod(id, { ...options, force: true });
+      await waitFor({ what: `machine ${id} to be gone`, timeoutMs: 120_000 }, async () =>
+        must((await provider.getPod(id, options)).state === "deleted", "it is not"),
+      );
+    };
+    const ids: string[] = [];
+    const make = async (id: string, spec: MachineSpec) => {
+      ids.push(id);
+      return await provider.createPod(id, spec, options);
+    };
+    try {
+      expect(await provider.getInfo()).toMatchObject({ zone: "two", volumeClasses: [{ name: "default" }] });
+      const made = await volumes.create("v", { labels, size_bytes: 64 * MIB, mode: "filesystem" }, options);
+      expect(made).toMatchObject({ state: "available", size_bytes: 64 * MIB, zone: "two" });
+      await make("first", machine("id -u >/data/said; sleep 3600"));
+      expect(await until("first", "running")).toMatchObject({ host: "two" });
+      await expect(other.createPod("second", machine("true"), options)).rejects.toMatchObject({ code: "in_use" });
+      await expect(volumes.delete("v", options)).rejects.toMatchObject({ code: "in_use" });
+      // Its size is enforced, and grows while it is in use.
+      const fill = async (mebibytes: number) => {
+        const command = ["sh", "-c", `dd if=/dev/zero of=/data/full bs=1M count=${mebibytes} && sync`];
+        const streams = { ...options, stdin: false, stdout: true, stderr: false, tty: false };
+        const { exit, stdout } = await provider.exec("first", "c", command, streams);
+        stdout?.resume();
+        return (await exit).exitCode;
+      };
+      expect(await fill(100)).not.toBe(0);
+      await volumes.resize("v", 256 * MIB, options);
+      expect(await fill(100)).toBe(0);
+      await waitFor({ what: "the sample to tell of it", timeoutMs: 60_000 }, async () => {
+        const [sample] = await provider.getStats({ ...options, labels });
+        const [data] = sample?.volumes ?? [];
+        must(data?.capacity_bytes === 256 * MIB && data.used_bytes > 100 * MIB, data);
+      });
+      await remove("first");
+      // A machine that is over lets it go, though its instance is there still; read-only is kept.
+      await make("second-life", machine("cat /data/said; echo no >/data/said", "v", { read_only: true }));
+      const { containers } = await until("second-life", "stopped");
+      expect(containers[0]!.terminated?.exit_code).toBe(1);
+      expect(await log("second-life")).toContain("0");
+      expect((await volumes.get("v", options)).attachments).toEqual([]);
+      await make("third", machine("cat /data/said; sleep 3600"));
+      await until("third", "running");
+      await remove("second-life");
+      // Its host is silent: nobody gets it, by force neither.
+      await incus.kill("two");
+      await waitFor({ what: "the member to be out of sight", timeoutMs: 60_000 }, () =>
+        must(incus.incus("cluster", "list", "--format", "csv").includes("OFFLINE"), "it is not yet"),
+      );
+      await expect(other.createPod("fourth", machine("true"), options)).rejects.toMatchObject({
+        code: expect.stringMatching(/in_use|unavailable/) as string,
+      });
+      expect((await volumes.get("v", options)).attachments).toMatchObject([{ machine: "third", state: "unknown" }]);
+      await incus.restart("two");
+      await waitFor({ what: "the machine to be seen again", timeoutMs: 60_000 }, async () =>
+        must((await provider.getPod("third", options)).state === "running", "it is not"),
+      );
+      await remove("third");
+      // A copy of what nobody writes, of its own from then on.
+      const spec = { labels, size_bytes: 256 * MIB, mode: "filesystem", source: { volume: "v" } } as const;
+      expect(await volumes.create("copy", spec, options)).toMatchObject({ state: "available" });
+      await volumes.delete("v", options);
+      await make("fifth", machine("cat /data/said", "copy"));
+      await until("fifth", "stopped");
+      expect(await log("fifth")).toContain("0");
+      await remove("fifth");
+      await volumes.delete("copy", options);
+      expect(JSON.parse(incus.incus("query", "/1.0/storage-pools/default/volumes/custom?project=burst"))).toEqual([]);
+    } finally {
+      await incus.restart("two");
+      for (const id of ids) await provider.deletePod(id, { ...options, force: true });
+      await waitFor({ what: "no instance to be left", timeoutMs: 120_000 }, () =>
+        must(incus.instances().length === 0, incus.instances()),
+      );
+      await provider.close();
+      await other.close();
+    }
+  }, 900_000);
+
   test("it keeps all that the kit of VM clouds looks at", async () => {
-    const cloud = new IncusCloud(incus.cloud);
+    const cloud = new IncusCloud({ ...incus.cloud, volumes: { pools: ["default"], member: "one" } });
     const type = { name: "small", zone: "one", resources: { cpu_millis: 500, memory_bytes: 2 ** 29 } };
     const results = await checkVmCloud(cloud, { type, signal });
     await cloud.close();

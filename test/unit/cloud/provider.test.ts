@@ -17,17 +17,26 @@ afterEach(() => CloudAgents.closeAll());
 const code = (expected: string): unknown => expect.objectContaining({ code: expected });
 
 test("a cloud has no volumes or images of its guests: they are gone with their VMs", async () => {
-  const agent = new CloudAgents().agent({ capabilities: ALL_CAPABILITIES });
-  const { capabilities } = await agent.getInfo();
-  for (const each of [
-    "volumes.persistent",
-    "volumes.block",
-    "volumes.clone",
-    "volumes.exclusive",
-    "volumes.force_release",
-    "images.prewarm",
-  ] as const)
-    expect(capabilities).not.toContain(each);
+  const setup = new CloudAgents();
+  const agent = setup.agent({
+    cloud: Object.assign(Object.create(setup.cloud) as typeof setup.cloud, { volumes: undefined }),
+    capabilities: ALL_CAPABILITIES,
+  });
+  const { capabilities, volumeClasses } = await agent.getInfo();
+  const guests = capabilities.filter((each) => each.startsWith("volumes.") || each.startsWith("images."));
+  for (const each of ["persistent", "block", "clone", "exclusive", "force_release"] as const)
+    expect(guests).not.toContain(`volumes.${each}`);
+  expect(guests).not.toContain("images.prewarm");
+  expect([volumeClasses, agent.volumes]).toEqual([undefined, undefined]);
+});
+
+test("a cloud that has volumes of its own offers these, and no block devices", async () => {
+  const { capabilities, volumeClasses } = await new CloudAgents().agent({ capabilities: ALL_CAPABILITIES }).getInfo();
+  expect(capabilities).toEqual(
+    expect.arrayContaining(["volumes.persistent", "volumes.clone", "volumes.force_release"]),
+  );
+  for (const each of ["volumes.block", "volumes.exclusive"] as const) expect(capabilities).not.toContain(each);
+  expect(volumeClasses?.[0]).toMatchObject({ name: "disks", sharing: "one" });
 });
 
 describe("a machine is made once", () => {

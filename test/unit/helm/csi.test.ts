@@ -82,6 +82,39 @@ describe("several backends", () => {
   });
 });
 
+test("a cloud of a node that has volumes is a backend by itself, with its files and without its sizes", async () => {
+  const [caFile, certFile, keyFile] = ["ca.crt", "tls.crt", "tls.key"].map(
+    (name) => `/etc/vmlet/secrets/incus/${name}`,
+  );
+  const files = { caFile, certFile, keyFile };
+  const where = {
+    type: "incus",
+    url: "https://incus.example.com:8443",
+    project: "burst",
+    network: "incusbr0",
+    ...files,
+  };
+  const node = (name: string, more: object) => ({
+    name,
+    provider: {
+      type: "cloud",
+      scope: "disks",
+      cloud: { ...where, instanceType: "container", ...more },
+      instanceTypes: [{ name: "small" }],
+    },
+  });
+  const volumes = { pools: ["default"], member: "one" };
+  const nodes = [node("a", { volumes }), node("b", { volumes }), node("c", {})];
+  const rendered = await renderValues(minimal({ existingSecrets: ["incus"], nodes, csi: { enabled: true } }));
+  const text = find(rendered, "ConfigMap", NAME).data["backends.yaml"];
+  const { backends } = parseFile(volumeBackendsSchema, text, "backends.yaml");
+  expect(backends).toMatchObject([{ type: "cloud", scope: "disks", cloud: { ...where, volumes } }]);
+  expect(backends).toHaveLength(1);
+  expect(flagsOf(rendered)).toMatchObject({ backends: "/etc/vmlet/csi/backends.yaml" });
+  const mounts = containersOf(rendered)[0]!.volumeMounts.map(({ mountPath }: Json) => mountPath as string);
+  expect(mounts).toContain("/etc/vmlet/secrets/incus");
+});
+
 test("the sidecars ask the driver by the socket that they share with it", () => {
   expect(sidecars.map(({ name }) => name)).toEqual(["provisioner", "attacher", "resizer", "snapshotter"]);
   for (const { args, volumeMounts } of sidecars) {
