@@ -59,6 +59,30 @@ export function anyVolumeTests(bench: () => Bench): void {
     });
   });
 
+  test("a link that leads out of a volume is no sub path, and the container does not begin", async () => {
+    const { provider, signal, stateDir } = bench();
+    const id = await volume();
+    writeFileSync(join(stateDir, "secret"), "of this host");
+    await shown(id, `ln -s ${stateDir} /v/out; ln -s / /v/root; ln -s .. /v/above; mkdir /v/in; ln -s in /v/inside`);
+    for (const part of ["out", "root", "above"]) {
+      const machine = await bench().create({
+        volumes: [{ name: "data", type: "persistent", volume: id }],
+        containers: [bench().shell("a", "ls /v", { mounts: [{ volume: "data", path: "/v", sub_path: part }] })],
+      });
+      await bench().until(async () =>
+        expect(await bench().container(machine, "a")).toMatchObject({
+          state: "waiting",
+          reason: "CreateContainerConfigError",
+          message: expect.stringContaining("failed to prepare subPath"),
+        }),
+      );
+      await provider.deletePod(machine, { force: true, signal });
+      await bench().until(async () => expect((await provider.volumes!.get(id, { signal })).attachments).toEqual([]));
+    }
+    const mounts = [{ volume: "data", path: "/v", sub_path: "inside" }];
+    expect(await shown(id, "ls /v | wc -l", { container: { mounts } })).toEqual(["0"]);
+  });
+
   test("its files are the group's that the machine names", async () => {
     const id = await volume();
     await shown(id, "mkdir /v/a; touch /v/a/file; chmod 600 /v/a/file");
@@ -99,6 +123,8 @@ export function anyVolumeTests(bench: () => Bench): void {
 export function volumeTests(bench: () => Bench): void {
   const { volume, shown } = volumeBench(bench);
   anyVolumeTests(bench);
+  const devices = [{ volume: "data", path: "/dev/xvda" }];
+  const container = { mounts: [], devices };
 
   test("mount options are the volume's, and on this host none makes its files the host's", async () => {
     const id = await volume();
@@ -117,33 +143,6 @@ export function volumeTests(bench: () => Bench): void {
     writeFileSync(join(data, "end"), "");
     await bench().reaches(machine, "stopped");
   });
-
-  test("a link that leads out of a volume is no sub path, and the container does not begin", async () => {
-    const { provider, signal, stateDir } = bench();
-    const id = await volume();
-    writeFileSync(join(stateDir, "secret"), "of this host");
-    await shown(id, `ln -s ${stateDir} /v/out; ln -s / /v/root; ln -s .. /v/above; mkdir /v/in; ln -s in /v/inside`);
-    for (const part of ["out", "root", "above"]) {
-      const machine = await bench().create({
-        volumes: [{ name: "data", type: "persistent", volume: id }],
-        containers: [bench().shell("a", "ls /v", { mounts: [{ volume: "data", path: "/v", sub_path: part }] })],
-      });
-      await bench().until(async () =>
-        expect(await bench().container(machine, "a")).toMatchObject({
-          state: "waiting",
-          reason: "CreateContainerConfigError",
-          message: expect.stringContaining("failed to prepare subPath"),
-        }),
-      );
-      await provider.deletePod(machine, { force: true, signal });
-      await bench().until(async () => expect((await provider.volumes!.get(id, { signal })).attachments).toEqual([]));
-    }
-    const mounts = [{ volume: "data", path: "/v", sub_path: "inside" }];
-    expect(await shown(id, "ls /v | wc -l", { container: { mounts } })).toEqual(["0"]);
-  });
-
-  const devices = [{ volume: "data", path: "/dev/xvda" }];
-  const container = { mounts: [], devices };
 
   test("a block device is its container's, also when that has detached it, and has what was written to it", async () => {
     const id = await volume({ mode: "block" });

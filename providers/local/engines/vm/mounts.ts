@@ -41,7 +41,9 @@ function volumeMount({ spec }: MachineHome, launch: ContainerLaunch, mount: Moun
   if (mount.sub_path === undefined || mount.sub_path === "") return bind(root, mount.path, readOnly);
   const name = String(subPaths.length);
   const missing = isWritable ? "make" : "-";
-  subPaths.push(["sub_path", launch.id, name, root, mount.sub_path, missing]);
+  // A kubelet refuses what leaves a volume. An image is a root of its own.
+  const outside = volume.type === "image" ? "-" : "refused";
+  subPaths.push(["sub_path", launch.id, name, root, mount.sub_path, missing, outside]);
   return bind(`${CONTAINERS}/${launch.id}/sub-${name}`, mount.path, readOnly);
 }
 

@@ -234,7 +234,7 @@ export class VmSandbox implements Sandbox {
       // A guest that did not answer may begin it yet: see `GuestPorts.release`.
       if (!(thrown instanceof GuestError)) this.#ports.delete(id);
       await this.conclude(launch, { exitCode: START_ERROR_EXIT }, () => {}).catch(() => undefined);
-      throw thrown;
+      throw subPathRefused(spec.name, thrown) ?? thrown;
     }
     return {
       guest: { socket: port.socket, token: port.token },
@@ -519,6 +519,14 @@ export class VmSandbox implements Sandbox {
     const [own, old] = this.#startDirs.map((dir) => join(dir, `${container.id}.json`)) as [string, string];
     return existsSync(old) ? old : own;
   }
+}
+
+/** As a kubelet says it; undefined when that was not it. */
+function subPathRefused(container: string, thrown: unknown): ContainerError | undefined {
+  const [, why] = (thrown instanceof GuestError && /(?:^|\n)subPath ([^\n]*)$/.exec(thrown.message)) || [];
+  if (why === undefined) return undefined;
+  const message = `failed to prepare subPath for container "${container}": ${why}`;
+  return new ContainerError("CreateContainerConfigError", message, { cause: thrown });
 }
 
 function noneWhenMissing(thrown: unknown): string[] {
