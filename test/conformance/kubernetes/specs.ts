@@ -154,6 +154,12 @@ const LEFT_OUT: readonly { pattern: RegExp; fact?: keyof HostFacts; reason: stri
     reason: "its registry is a pod with hostNetwork, reached as localhost:5000 of the node",
   },
   {
+    pattern: /should not mount \/ map unused volumes/,
+    fact: "hostAccess",
+    reason:
+      "looks for mounts from a pod with hostNetwork and the node's own folders: a guest has them, and no pod sees the host's",
+  },
+  {
     pattern: /\] HostPath should/,
     fact: "hostAccess",
     reason: "mounts the node's own folders: there is no node behind the machines whose folders these would be",
