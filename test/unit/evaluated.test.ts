@@ -28,6 +28,8 @@ test("programs are started in these places only", () => {
     "providers/local/engines/cri/own-containerd.ts",
     "providers/local/engines/oci/runtime.ts",
     "providers/local/engines/oci/user-namespace.ts",
+    // What passes QEMU a disk.
+    "providers/local/engines/vm/disks.ts",
     "providers/local/engines/vm/qemu.ts",
     "providers/local/host/command.ts",
     "providers/local/network/loopback-relay.ts",
