@@ -11,6 +11,7 @@ import type { Vm } from "./cloud.ts";
 import { type MachineRecord, needsVm } from "./record.ts";
 import { MACHINE_LABEL, POOL_LABEL, SCOPE_LABEL } from "./labels.ts";
 import type { MachineWork } from "./machine-work.ts";
+import { LEAK_MS, quietly, Sights } from "./rounds.ts";
 
 interface CollectorOptions {
   readonly cloud: CloudCalls;
@@ -25,16 +26,13 @@ interface CollectorOptions {
   readonly logger: Logger;
 }
 
-/** Between the first sight of a VM that nobody names and its end. */
-const LEAK_MS = 60_000;
-
 export class Collector {
   readonly #options: CollectorOptions;
-  /** Monotonic time of the first sight, by what was seen. */
-  #sights = new Map<string, number>();
+  readonly #sights: Sights;
 
   constructor(options: CollectorOptions) {
     this.#options = options;
+    this.#sights = new Sights(options.clock);
   }
 
   /** One round. What fails is tried again in the next. */
@@ -42,22 +40,17 @@ export class Collector {
     const { cloud, scope } = this.#options;
     const records = await cloud.records(options);
     const vms = await cloud.vms([SCOPE_LABEL, scope], options);
-    const before = this.#sights;
-    this.#sights = new Map();
-    for (const record of records) await this.#quietly(() => this.#collectRecord(record, before, options), options);
+    this.#sights.begin();
+    for (const record of records) await this.#quietly(() => this.#collectRecord(record, options), options);
     const named = new Set(records.flatMap((record) => (needsVm(record) ? [record.vm] : [])));
     for (const { name, labels } of vms) {
       if (named.has(name) || labels[SCOPE_LABEL] !== scope) continue;
-      if (!this.#isOld(`vm ${name}`, before, LEAK_MS)) continue;
+      if (!this.#sights.isOld(`vm ${name}`, LEAK_MS)) continue;
       await this.#quietly(() => this.#collectVm(name, labels, options), options);
     }
   }
 
-  async #collectRecord(
-    record: MachineRecord,
-    before: ReadonlyMap<string, number>,
-    options: CallOptions,
-  ): Promise<void> {
+  async #collectRecord(record: MachineRecord, options: CallOptions): Promise<void> {
     const { cloud, work, isWanted, idleMs, tombstoneMs } = this.#options;
     const { id, version, phase } = record;
     switch (phase) {
@@ -67,11 +60,10 @@ export class Collector {
         return;
       case "made":
         // Its VM, if there is one, is then one that nobody names.
-        if (!isWanted(id) && this.#isOld(`made ${id} ${version}`, before, idleMs))
-          await cloud.withdraw(record, options);
+        if (!isWanted(id) && this.#sights.isOld(`made ${id} ${version}`, idleMs)) await cloud.withdraw(record, options);
         return;
       case "buried":
-        if (this.#isOld(`buried ${id} ${version}`, before, tombstoneMs)) await cloud.withdraw(record, options);
+        if (this.#sights.isOld(`buried ${id} ${version}`, tombstoneMs)) await cloud.withdraw(record, options);
         return;
       case "told":
       case "held":
@@ -90,19 +82,11 @@ export class Collector {
     await cloud.deleteVm(name, options);
   }
 
-  #isOld(what: string, before: ReadonlyMap<string, number>, ageMs: number): boolean {
-    const now = this.#options.clock.monotonic();
-    const since = before.get(what) ?? now;
-    this.#sights.set(what, since);
-    return now - since >= ageMs;
-  }
-
   async #quietly(work: () => Promise<unknown>, { signal }: CallOptions): Promise<void> {
-    try {
-      await work();
-    } catch (thrown) {
-      if (signal.aborted) throw thrown;
-      this.#options.logger.debug({ err: thrown }, "Something of the cloud could not be collected");
-    }
+    await quietly(work, {
+      signal,
+      logger: this.#options.logger,
+      fault: "Something of the cloud could not be collected",
+    });
   }
 }

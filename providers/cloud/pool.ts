@@ -19,6 +19,7 @@ import type { Quarantine } from "./instance-types.ts";
 import { BIRTH_LABEL, newVmName, POOL_LABEL, SCOPE_LABEL } from "./labels.ts";
 import { POOL, poolEntryOf, type PoolRecord, poolRecordOf, poolWordsOf } from "./pool-record.ts";
 import { type MachineRecord, needsVm } from "./record.ts";
+import { quietly } from "./rounds.ts";
 
 interface PoolOptions {
   readonly cloud: CloudCalls;
@@ -301,12 +302,7 @@ export class Pool {
   }
 
   async #quietly(work: () => Promise<unknown>, { signal }: CallOptions): Promise<void> {
-    try {
-      await work();
-    } catch (thrown) {
-      if (signal.aborted) throw thrown;
-      this.#options.logger.debug({ err: thrown }, "A VM of the pool could not be looked after");
-    }
+    await quietly(work, { signal, logger: this.#options.logger, fault: "A VM of the pool could not be looked after" });
   }
 }
 

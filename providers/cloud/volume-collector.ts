@@ -8,6 +8,7 @@ import type { CallOptions, Clock, Logger } from "../../src/provider/kit/index.ts
 import type { CloudCalls } from "./cloud-calls.ts";
 import type { CloudVolume } from "./cloud.ts";
 import { SCOPE_LABEL } from "./labels.ts";
+import { LEAK_MS, quietly, Sights } from "./rounds.ts";
 import type { VolumeEntries } from "./volume-entries.ts";
 import { type CloudVolumeRecord, VOLUME_LABEL } from "./volume-record.ts";
 import type { CloudVolumeBook } from "./volumes.ts";
@@ -22,16 +23,13 @@ interface VolumeCollectorOptions {
   readonly logger: Logger;
 }
 
-/** Between the first sight of a volume that nobody names and its end. */
-const LEAK_MS = 60_000;
-
 export class VolumeCollector {
   readonly #options: VolumeCollectorOptions;
-  /** Monotonic time of the first sight, by what was seen. */
-  #sights = new Map<string, number>();
+  readonly #sights: Sights;
 
   constructor(options: VolumeCollectorOptions) {
     this.#options = options;
+    this.#sights = new Sights(options.clock);
   }
 
   /** One round. What fails is tried again in the next. */
@@ -39,26 +37,21 @@ export class VolumeCollector {
     const { cloud, entries, scope } = this.#options;
     const records = await entries.all(options);
     const made = await cloud.onVolumes(options, (volumes, inner) => volumes.list([SCOPE_LABEL, scope], inner));
-    const before = this.#sights;
-    this.#sights = new Map();
-    for (const record of records) await this.#quietly(() => this.#collectRecord(record, before, options), options);
+    this.#sights.begin();
+    for (const record of records) await this.#quietly(() => this.#collectRecord(record, options), options);
     const named = new Set(records.flatMap(({ content }) => content?.name ?? []));
     for (const volume of made) {
       if (named.has(volume.name) || volume.labels[SCOPE_LABEL] !== scope) continue;
-      if (!this.#isOld(`made ${volume.name}`, before, LEAK_MS)) continue;
+      if (!this.#sights.isOld(`made ${volume.name}`, LEAK_MS)) continue;
       await this.#quietly(() => this.#collectMade(volume, options), options);
     }
   }
 
-  async #collectRecord(
-    record: CloudVolumeRecord,
-    before: ReadonlyMap<string, number>,
-    options: CallOptions,
-  ): Promise<void> {
+  async #collectRecord(record: CloudVolumeRecord, options: CallOptions): Promise<void> {
     const { entries, book, tombstoneMs } = this.#options;
     const { volume, version } = record;
     if (volume.state === "deleting") await book.finish(record, options);
-    if (volume.state === "deleted" && this.#isOld(`deleted ${volume.id} ${version}`, before, tombstoneMs))
+    if (volume.state === "deleted" && this.#sights.isOld(`deleted ${volume.id} ${version}`, tombstoneMs))
       await entries.remove(record, options);
   }
 
@@ -72,19 +65,11 @@ export class VolumeCollector {
     await cloud.onVolumes(options, (volumes, inner) => volumes.delete(made, inner));
   }
 
-  #isOld(what: string, before: ReadonlyMap<string, number>, ageMs: number): boolean {
-    const now = this.#options.clock.monotonic();
-    const since = before.get(what) ?? now;
-    this.#sights.set(what, since);
-    return now - since >= ageMs;
-  }
-
   async #quietly(work: () => Promise<unknown>, { signal }: CallOptions): Promise<void> {
-    try {
-      await work();
-    } catch (thrown) {
-      if (signal.aborted) throw thrown;
-      this.#options.logger.debug({ err: thrown }, "Something of the cloud's volumes could not be collected");
-    }
+    await quietly(work, {
+      signal,
+      logger: this.#options.logger,
+      fault: "Something of the cloud's volumes could not be collected",
+    });
   }
 }
