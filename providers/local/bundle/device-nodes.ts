@@ -4,6 +4,7 @@ import { join, relative } from "node:path";
 import { toError } from "../../../src/provider/kit/index.ts";
 import type { DeviceGrant } from "../devices.ts";
 import { ContainerError } from "../engine.ts";
+import { deviceNumbers } from "../host/device-numbers.ts";
 import type { BundleInput } from "./bundle.ts";
 
 type OciDevice = NonNullable<BundleInput["devices"]>["nodes"][number];
@@ -43,12 +44,11 @@ function listed(folder: string, name: string): string[] {
 function deviceOf(path: string): Omit<OciDevice, "path" | "hostPath" | "access"> | undefined {
   const stats = statSync(path);
   if (!stats.isCharacterDevice() && !stats.isBlockDevice()) return undefined;
-  const number = BigInt(stats.rdev);
+  const { major, minor } = deviceNumbers(BigInt(stats.rdev));
   return {
     type: stats.isBlockDevice() ? "b" : "c",
-    // As makedev(3) puts them together.
-    major: Number(((number >> 8n) & 0xfffn) | ((number >> 32n) & ~0xfffn)),
-    minor: Number((number & 0xffn) | ((number >> 12n) & ~0xffn & 0xffffffffn)),
+    major: Number(major),
+    minor: Number(minor),
     fileMode: stats.mode & 0o777,
     uid: stats.uid,
     gid: stats.gid,

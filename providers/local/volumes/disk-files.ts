@@ -11,6 +11,7 @@ import { existsSync, statSync } from "node:fs";
 import { readdir, readFile, statfs } from "node:fs/promises";
 import { join } from "node:path";
 import {
+  type Logger,
   ProviderError,
   type VolumeClass,
   type VolumeMode,
@@ -18,11 +19,12 @@ import {
 } from "../../../src/provider/kit/index.ts";
 import type { HostProblem } from "../engine.ts";
 import { findTool } from "../host/command.ts";
+import { deviceNumbers } from "../host/device-numbers.ts";
 import { flushFile } from "../host/files.ts";
 import { HostError } from "../host/host-error.ts";
 import { removeTree } from "../host/remove-tree.ts";
 import type { HostVolumes, VolumePlace } from "../volume-contents.ts";
-import { extendImage, imageOf, keepReserved, makeImage, roomFor, wholeSize } from "./image-files.ts";
+import { existingImage, extendImage, imageOf, keepReserved, makeImage, roomFor, wholeSize } from "./image-files.ts";
 
 const FS_TYPE = "ext4";
 const TOOLS = [
@@ -39,13 +41,18 @@ export class DiskVolumes implements HostVolumes {
   readonly classes = VM_CLASSES;
   readonly fsTypes = [FS_TYPE];
   readonly #dir: string;
+  readonly #logger: Logger;
   readonly #grown: (id: string, sizeBytes: number) => Promise<void>;
   /** Of those that were attached by this backend. */
   readonly #modes = new Map<string, VolumeMode>();
 
   /** @param grown has the machine that has the disk see its new size. @throws when none is known to have it */
-  constructor({ dir }: Pick<VolumePlace, "dir">, grown: (id: string, sizeBytes: number) => Promise<void>) {
+  constructor(
+    { dir, logger }: Pick<VolumePlace, "dir" | "logger">,
+    grown: (id: string, sizeBytes: number) => Promise<void>,
+  ) {
     this.#dir = dir;
+    this.#logger = logger;
     this.#grown = grown;
   }
 
@@ -134,10 +141,7 @@ export class DiskVolumes implements HostVolumes {
 
   /** @throws HostError for a volume of another kind */
   #file(id: string): string {
-    const image = imageOf(this.#dirOf(id));
-    if (existsSync(image)) return image;
-    const what = existsSync(join(this.#dirOf(id), "data")) ? "is a folder, of engine process" : "has lost its file";
-    throw new HostError(`volume ${id} ${what}: there is no ${image}`);
+    return existingImage(this.#dirOf(id), id, this.#logger);
   }
 
   #dirOf(id: string): string {
@@ -159,12 +163,9 @@ async function heldFiles(): Promise<ReadonlySet<string>> {
 function fileKey(file: string): string | undefined {
   const stats = statSync(file, { throwIfNoEntry: false, bigint: true });
   if (stats === undefined) return undefined;
-  const { dev, ino } = stats;
+  const { major, minor } = deviceNumbers(stats.dev);
   const hex = (value: bigint) => value.toString(16).padStart(2, "0");
-  // As makedev(3) puts them together.
-  const major = ((dev >> 8n) & 0xfffn) | ((dev >> 32n) & ~0xfffn);
-  const minor = (dev & 0xffn) | ((dev >> 12n) & ~0xffn & 0xffffffffn);
-  return `${hex(major)}:${hex(minor)}:${ino}`;
+  return `${hex(major)}:${hex(minor)}:${stats.ino}`;
 }
 
 /** Why machines cannot have such volumes. */

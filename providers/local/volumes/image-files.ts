@@ -5,9 +5,10 @@
 import { existsSync, renameSync, rmSync, statSync, truncateSync, writeFileSync } from "node:fs";
 import { open, statfs } from "node:fs/promises";
 import { dirname, join } from "node:path";
-import { ProviderError, type VolumeRecord } from "../../../src/provider/kit/index.ts";
+import { type Logger, ProviderError, type VolumeRecord } from "../../../src/provider/kit/index.ts";
 import { CommandError, findTool, run } from "../host/command.ts";
 import { flushFile, flushFolder } from "../host/files.ts";
+import { HostError } from "../host/host-error.ts";
 
 const MIB = 2 ** 20;
 /** Less than that has no room for a journal. */
@@ -27,6 +28,15 @@ const HAS_64_BITS = 0x80;
 const SOUND = [0, 1, 2];
 
 export const imageOf = (volumeDir: string): string => join(volumeDir, "disk.img");
+
+/** @throws HostError for a volume of another kind, or one whose file is gone: none is made in its place */
+export function existingImage(volumeDir: string, id: string, logger: Logger): string {
+  const image = imageOf(volumeDir);
+  if (existsSync(image)) return image;
+  const what = existsSync(join(volumeDir, "data")) ? "is a folder, of engine process" : "has lost its file";
+  logger.error({ volume: id, image }, "There is no such file");
+  throw new HostError(`volume ${id} ${what}: there is no ${image}`);
+}
 
 /** What of the tools and rights for this is missing, by name. */
 export const IMAGE_TOOLS = ["dd", "fallocate", "mkfs.ext4", "debugfs", "e2fsck", "resize2fs"] as const;

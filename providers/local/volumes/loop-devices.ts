@@ -5,7 +5,7 @@ import { findTool, run } from "../host/command.ts";
 
 const losetup = (args: readonly string[]) => run(findTool("losetup") ?? "losetup", args);
 
-export interface LoopDevice {
+interface LoopDevice {
   /** `/dev/loop0` */
   path: string;
   file: string;
@@ -67,9 +67,9 @@ export async function leaveToMounts({ path }: Pick<LoopDevice, "path">): Promise
 export async function detachLoop({ path, file }: Pick<LoopDevice, "path" | "file">): Promise<void> {
   if (isHeld(path)) throw new Error(`${path}, which is ${file}, is in use`);
   // What goes with its last user has just gone, and its number may be another file's already.
-  if (backingFile(path) !== file || goesByItself(path)) return;
-  await losetup(["--detach", path]);
-  // One that somebody has opened meanwhile goes when it is closed.
+  if (backingFile(path) !== file) return;
+  if (!goesByItself(path)) await losetup(["--detach", path]);
+  // One that somebody has open goes when it is closed.
   if (backingFile(path) === file) throw new Error(`${path}, which is ${file}, is in use`);
 }
 

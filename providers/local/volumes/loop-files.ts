@@ -27,6 +27,7 @@ import { removeTree } from "../host/remove-tree.ts";
 import type { DamagedVolume, HostVolumes, VolumePlace, VolumeSample, VolumeUse } from "../volume-contents.ts";
 import { DISK_CLASSES } from "./classes.ts";
 import {
+  existingImage,
   extendImage,
   growMounted,
   growXfs,
@@ -39,16 +40,7 @@ import {
   wholeSize,
   XFS_TOOLS,
 } from "./image-files.ts";
-import {
-  attachLoop,
-  detachLoop,
-  isHeld,
-  leaveToMounts,
-  type LoopDevice,
-  loopDevices,
-  loopOf,
-  resizeLoop,
-} from "./loop-devices.ts";
+import { attachLoop, detachLoop, isHeld, leaveToMounts, loopDevices, loopOf, resizeLoop } from "./loop-devices.ts";
 import { hostOptions } from "./mount-options.ts";
 import { ownTree } from "./ownership.ts";
 
@@ -180,20 +172,12 @@ export class LoopVolumes implements HostVolumes {
     const device = await loopOf(imageOf(this.#dirOf(id)));
     if (device === undefined) return;
     const keeper = await loopOf(device.path);
-    if (keeper !== undefined) return await this.#detachDevice(id, device, keeper);
+    if (keeper !== undefined) await detachLoop(keeper);
     if (isHeld(device.path))
       throw new HostError(
         `volume ${id} is still mounted by another program of this host: grep '${basename(device.path)} ' /proc/[0-9]*/mountinfo finds it`,
       );
     await detachLoop(device);
-  }
-
-  async #detachDevice(id: string, device: LoopDevice, keeper: LoopDevice): Promise<void> {
-    await detachLoop(keeper);
-    // It may go by itself now, as its container has asked for; who has it open, keeps it.
-    await detachLoop(device);
-    if ((await loopOf(device.file)) !== undefined)
-      throw new HostError(`volume ${id} is still open in another program of this host: fuser ${device.path} finds it`);
   }
 
   async attached(): Promise<string[]> {
@@ -250,11 +234,7 @@ export class LoopVolumes implements HostVolumes {
 
   /** @throws HostError for a volume of another kind */
   #image(id: string): string {
-    const image = imageOf(this.#dirOf(id));
-    if (existsSync(image)) return image;
-    const what = existsSync(join(this.#dirOf(id), "data")) ? "is a folder, of engine process" : "has lost its file";
-    this.#logger.error({ volume: id, image }, "There is no such file");
-    throw new HostError(`volume ${id} ${what}: there is no ${image}`);
+    return existingImage(this.#dirOf(id), id, this.#logger);
   }
 
   #dirOf(id: string): string {

@@ -303,7 +303,8 @@ else {
     await volumes.make(record, undefined);
     await volumes.attach(record, USE);
     const fd = openSync(await volumes.device("d"), "r+");
-    await expect(volumes.detach("d")).rejects.toThrow(/in use|still open/);
+    // Each time, whatever the one before has done of it.
+    for (let time = 0; time < 3; time++) await expect(volumes.detach("d")).rejects.toThrow("in use");
     expect(await loopOf(image)).toBeDefined();
     closeSync(fd);
     await volumes.detach("d");

@@ -7,6 +7,7 @@ import { sandboxStats } from "../../../providers/local/engines/vm/stats.ts";
 import { DiskVolumes } from "../../../providers/local/volumes/disk-files.ts";
 import type { VolumeRecord } from "../../../src/provider/volume-book.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
+import { silentLogger } from "../../../src/telemetry/logger.ts";
 
 let dir: string;
 const grown: [string, number][] = [];
@@ -17,7 +18,8 @@ beforeEach(() => {
 });
 afterEach(() => rmSync(dir, { recursive: true, force: true }));
 
-const open = () => new DiskVolumes({ dir }, (id, bytes) => Promise.resolve(void grown.push([id, bytes])));
+const open = () =>
+  new DiskVolumes({ dir, logger: silentLogger }, (id, bytes) => Promise.resolve(void grown.push([id, bytes])));
 
 function record(id: string, more: Partial<VolumeRecord["volume"]> = {}): VolumeRecord {
   const volume: VolumeRecord["volume"] = {

@@ -25,13 +25,12 @@ import { fileSystemState } from "../../volumes/image-files.ts";
 import { hostOptions } from "../../volumes/mount-options.ts";
 import { attachLasting, detachLasting } from "./blocks.ts";
 import type { GuestCommand, GuestControl } from "./control.ts";
+import { RELEASE } from "./patience.ts";
 import { Qmp } from "./qmp.ts";
 
 /** Below are sets of descriptors of the VM's own. */
 const FIRST_SET = 1_000;
 const RECOVERY_SETS = 1_000;
-/** To write back all that a guest has in its memory, to a slow disk. */
-const RELEASE = { ms: 60_000, processorMs: 30_000 };
 const MAX_COMPLAINT_CHARS = 1_000;
 const NUMBERS = /^(\d{1,9}):(\d{1,9})\s*$/;
 

@@ -7,3 +7,5 @@ export const FIRST_ANSWER: PatienceLimits = { ms: 30_000, processorMs: 15_000 };
 export const BOOT: PatienceLimits = { ms: 90_000, processorMs: 60_000 };
 /** Of what the host asks of a guest that runs, which is done in tenths of a second. */
 export const CALL_PROCESSOR_MS = 30_000;
+/** To write back all that a guest has in its memory, to a slow disk. */
+export const RELEASE: PatienceLimits = { ms: 60_000, processorMs: 30_000 };
