@@ -8,7 +8,7 @@
  * and nowhere else: the last of them has it unstaged.
  */
 import { createHash } from "node:crypto";
-import { join } from "node:path";
+import { dirname, join } from "node:path";
 import { LABEL_UID, type MachineSpec, type Volume, VmletError } from "../../src/provider/kit/index.ts";
 
 export type CsiVolume = Extract<Volume, { type: "csi" }>;
@@ -18,7 +18,7 @@ export interface PublishedVolume {
   driver: string;
   /** The driver's id of one that outlives machines; absent: it is made from the place, and the volume ends with it. */
   volume?: string;
-  /** Where it is mounted, below `root`. */
+  /** Where it is mounted, or is a device, below `root`: which of them, `isDevice` says. */
   path: string;
   /** The folder that plugins knew then. Absent: the record was lost, and it is the one that they know now. */
   root?: string;
@@ -63,6 +63,12 @@ export class VolumesNotReady extends VmletError {
   readonly code = "CSI_VOLUME";
 }
 
+/** What is written down of a pod's mounts and devices, below its folder. */
+export const MOUNT_NOTES = "volumes/kubernetes.io~csi";
+export const DEVICE_NOTES = "volumeDevices/kubernetes.io~csi";
+/** Block devices of all pods, below the folder that plugins know. */
+export const DEVICES = "plugins/kubernetes.io/csi/volumeDevices";
+
 /** Names that a folder may have. */
 const PLAIN_NAME = /^[A-Za-z0-9][-A-Za-z0-9_.]{0,199}$/;
 
@@ -79,14 +85,57 @@ export function askedVolumes(id: string, spec: Pick<MachineSpec, "volumes" | "la
       {
         driver,
         ...(persistent !== undefined && { volume: persistent.volume }),
-        path: join("pods", folder, "volumes/kubernetes.io~csi", persistent?.pv ?? name, "mount"),
+        path: publishedAt(folder, { pv: persistent?.pv ?? name, isBlock: persistent?.mode === "block" }),
       },
     ]),
   );
 }
 
-/** Where one is staged, below the folder that plugins know (kubelet: makeDeviceMountPath). */
-export function stagingPath(driver: string, volume: string): string {
-  const hash = createHash("sha256").update(volume).digest("hex");
-  return join("plugins/kubernetes.io/csi", driver, hash, "globalmount");
+/** A volume that outlives machines: its driver, the driver's id of it, and how machines have it. */
+export interface VolumeKey {
+  driver: string;
+  volume: string;
+  /** Machines have it as a block device. */
+  isBlock: boolean;
 }
+
+/** kubelet: makeVolumeHandle. By the place, which no two have. */
+export function volumeIdOf({ path, volume }: Pick<PublishedVolume, "path" | "volume">): string {
+  if (volume !== undefined) return volume;
+  const [, pod = "", , , name = ""] = path.split("/");
+  return `csi-${createHash("sha256").update(`${pod}${name}`).digest("hex")}`;
+}
+
+/** Whether it is published as a block device (kubelet: csi_block, getPublishPath), and not mounted. */
+export const isDevice = ({ path }: Pick<PublishedVolume, "path">): boolean => path.startsWith(`${DEVICES}/publish/`);
+
+/**
+ * The folder in which is written down whose it is, below the folder that plugins know. Of a mount it lies around it; a
+ * device is a file among those of other pods, and a kubelet has a link of this name in the pod's own folder
+ * (csi_block: GetPodDeviceMapPath).
+ */
+export function noteFolder({ path }: Pick<PublishedVolume, "path">): string {
+  if (!isDevice({ path })) return dirname(path);
+  const [pv = "", pod = ""] = path.slice(`${DEVICES}/publish/`.length).split("/");
+  return join("pods", pod, DEVICE_NOTES, pv);
+}
+
+/** Of such a folder, as it is found: what was published. */
+export const publishedAt = (pod: string, { pv, isBlock }: { pv: string; isBlock: boolean }): string =>
+  isBlock ? join(DEVICES, "publish", pv, pod) : join("pods", pod, MOUNT_NOTES, pv, "mount");
+
+/**
+ * Where one is staged, and where it is written down that it is, below the folder that plugins know (kubelet:
+ * makeDeviceMountPath, and csi_block, GetStagingPath). In place of the PersistentVolume's name a device has a digest,
+ * for two of them may be one volume, which is staged once.
+ */
+export function stagingPlace({ driver, volume, isBlock }: VolumeKey): { path: string; note: string } {
+  if (!isBlock) {
+    const note = join("plugins/kubernetes.io/csi", driver, digestOf(volume));
+    return { path: join(note, "globalmount"), note };
+  }
+  const name = digestOf(`${driver}^${volume}`);
+  return { path: join(DEVICES, "staging", name), note: join(DEVICES, name, "data") };
+}
+
+const digestOf = (text: string): string => createHash("sha256").update(text).digest("hex");

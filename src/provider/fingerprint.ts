@@ -28,8 +28,9 @@ export function specIdentity(spec: MachineSpec): string {
 
 /** What is read again for each create is left out: secrets, and what became of its being attached and of its growth. */
 function persistentIdentity(volume: NonNullable<Extract<Volume, { type: "csi" }>["persistent"]>): object {
-  const { volume: id, pv, access_mode } = volume;
-  return { volume: id, pv, access_mode };
+  const { volume: id, pv, access_mode, mode } = volume;
+  // Both words for a file system are one.
+  return { volume: id, pv, access_mode, ...(mode === "block" && { mode }) };
 }
 
 function canonicalJson(value: unknown): string {

@@ -136,6 +136,7 @@ function volumeNeeds(volume: Volume, field: string, need: Need): void {
     case "csi":
       if (volume.persistent === undefined) need("volumes.csi", field);
       else need("volumes.csi_persistent", `${field}.persistent`);
+      if (volume.persistent?.mode === "block") need("volumes.csi_block", `${field}.persistent.mode`);
       return;
     case "host":
       need("volumes.host", field);

@@ -35,6 +35,7 @@ const CAPABILITIES: readonly Capability[] = [
   "resource_claims",
   "volumes.csi",
   "volumes.csi_persistent",
+  "volumes.csi_block",
 ];
 const CAPACITY = {
   allocatable: {

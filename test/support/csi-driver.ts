@@ -1,10 +1,11 @@
 /**
  * The node plugin of a CSI driver for tests, of its own gRPC server: it says what it was asked, mounts a tmpfs with what
  * it was told in it, and takes it away again; or has bad manners. One that is staged before is a tmpfs of its own, which
- * is bound to where it is published.
+ * is bound to where it is published. As a block device it is a loop device of a file in a folder of the test, which is
+ * made when it is staged, or published without that, and bound to where it is published.
  */
 import { once } from "node:events";
-import { mkdirSync, rmdirSync, writeFileSync } from "node:fs";
+import { existsSync, lstatSync, mkdirSync, rmdirSync, unlinkSync, writeFileSync } from "node:fs";
 import { statfs } from "node:fs/promises";
 import { join } from "node:path";
 import { createServer, type Http2Server, type ServerHttp2Session } from "node:http2";
@@ -19,6 +20,7 @@ import {
   type NodeStageVolumeRequest,
   VolumeUsage_Unit,
 } from "../../src/csi/api.gen.js";
+import { attachLoop, detachLoop, loopOf } from "../../providers/local/volumes/loop-devices.ts";
 import { runCommand } from "../e2e/harness/exec.ts";
 
 type Call = "publish" | "unpublish" | "stage" | "unstage" | "expand";
@@ -40,6 +42,10 @@ export class TestCsiDriver {
   /** It says that it has mounted, and has not. */
   isLying = false;
   capabilities: Rpc[] = [];
+  /** Where the files of block devices are. */
+  disks = "";
+  /** What it publishes as a block device, in place of one. */
+  publishesInstead: string | undefined;
   /** What it was asked, in order: `stage ID`, `publish ID`, `unpublish ID`. */
   readonly asked: string[] = [];
   readonly published = new Map<string, NodePublishVolumeRequest>();
@@ -66,6 +72,7 @@ export class TestCsiDriver {
             nodeUnstageVolume: async ({ volumeId, stagingTargetPath }) => {
               await this.#ask("unstage", volumeId);
               await unmount(stagingTargetPath);
+              await this.#detach(volumeId);
               this.staged.delete(volumeId);
               return {};
             },
@@ -86,6 +93,7 @@ export class TestCsiDriver {
             nodeUnpublishVolume: async ({ volumeId, targetPath }) => {
               await this.#ask("unpublish", volumeId);
               await unmount(targetPath);
+              if (!this.staged.has(volumeId)) await this.#detach(volumeId);
               this.published.delete(volumeId);
               return {};
             },
@@ -111,15 +119,36 @@ export class TestCsiDriver {
   }
 
   async #stage(request: NodeStageVolumeRequest): Promise<void> {
-    const { stagingTargetPath: target, volumeContext, publishContext, secrets } = request;
+    if (isBlock(request)) await this.#attach(request.volumeId);
+    else await this.#stageMount(request);
+    this.staged.set(request.volumeId, request);
+  }
+
+  async #stageMount({ stagingTargetPath: target, ...told }: NodeStageVolumeRequest): Promise<void> {
+    const { volumeContext, publishContext, secrets } = told;
     if (!(await isMounted(target))) await mountTmpfs(target, { sizeBytes: 1024 * 1024, mode: "0777" });
     writeFileSync(join(target, "staged.json"), JSON.stringify({ volumeContext, publishContext, secrets }));
-    this.staged.set(request.volumeId, request);
+  }
+
+  /** @returns `/dev/loop0` */
+  async #attach(volumeId: string): Promise<string> {
+    const file = join(this.disks, volumeId);
+    if (!existsSync(file)) writeFileSync(file, Buffer.alloc(1024 * 1024));
+    return (await attachLoop(file, { readOnly: false })).path;
+  }
+
+  async #detach(volumeId: string): Promise<void> {
+    const device = this.disks === "" ? undefined : await loopOf(join(this.disks, volumeId));
+    if (device !== undefined) await detachLoop(device);
   }
 
   async #publish(request: NodePublishVolumeRequest): Promise<void> {
     const { targetPath: target, stagingTargetPath, volumeId, volumeContext, secrets, readonly } = request;
-    if (!this.isLying) {
+    if (isBlock(request)) {
+      const device = this.publishesInstead ?? (await this.#attach(volumeId));
+      if (!existsSync(target)) writeFileSync(target, "");
+      if (!(await isMounted(target))) await runCommand("mount", ["--bind", device, target]);
+    } else if (!this.isLying) {
       mkdirSync(target, { recursive: true });
       const isNew = !(await isMounted(target));
       if (isNew && stagingTargetPath !== "") await runCommand("mount", ["--bind", stagingTargetPath, target]);
@@ -142,12 +171,16 @@ export class TestCsiDriver {
   }
 }
 
+const isBlock = ({ volumeCapability }: NodePublishVolumeRequest | NodeStageVolumeRequest): boolean =>
+  volumeCapability?.accessType.case === "block";
+
 const isMounted = async (target: string): Promise<boolean> => (await mountPoints()).some(({ path }) => path === target);
 
 async function unmount(target: string): Promise<void> {
   if (await isMounted(target)) await runCommand("umount", [target]);
   try {
-    rmdirSync(target);
+    if (lstatSync(target).isDirectory()) rmdirSync(target);
+    else unlinkSync(target);
   } catch (thrown) {
     if ((thrown as NodeJS.ErrnoException).code !== "ENOENT") throw thrown;
   }

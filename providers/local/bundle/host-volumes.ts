@@ -4,9 +4,16 @@
 import { chmodSync, chownSync, closeSync, existsSync, fstatSync, readlinkSync } from "node:fs";
 import { mkdir, rename, statfs, writeFile } from "node:fs/promises";
 import { join } from "node:path";
-import type { ContainerSpec, MachineStats, Mount, Volume } from "../../../src/provider/kit/index.ts";
+import {
+  type ContainerSpec,
+  type MachineStats,
+  type Mount,
+  toError,
+  type Volume,
+} from "../../../src/provider/kit/index.ts";
 import type { DeviceGrant } from "../devices.ts";
 import { ContainerError, type MachineHome } from "../engine.ts";
+import { blockNumbers } from "../host/block-device.ts";
 import { isMissing } from "../host/files.ts";
 import { bindDescriptor, mountTmpfs, propagationOf } from "../host/mounts.ts";
 import type { TreeMeter } from "../host/tree-use.ts";
@@ -58,14 +65,17 @@ function volumeDir(home: Home, volume: Volume): string {
   const { dir, secretDir } = home;
   const { type, name } = volume;
   if (volume.type === "persistent") return home.volumes!.path(volume.volume);
-  if (volume.type === "csi") return mountedBy(home, volume);
+  if (volume.type === "csi") {
+    if (volume.persistent?.mode !== "block") return mountedBy(home, volume);
+    throw new ContainerError("CreateContainerConfigError", `volume ${name} is a block device, which cannot be mounted`);
+  }
   const onDisk = join(dir, "volumes", name);
   // Containers have the folder of an earlier version mounted.
   return type === "files" && !existsSync(onDisk) ? join(secretDir, "files", name) : onDisk;
 }
 
 /** @throws ContainerError when nobody has mounted it */
-function mountedBy(home: Home, { name, driver }: Extract<Volume, { type: "csi" }>): string {
+function mountedBy(home: Pick<Home, "csiPath">, { name, driver }: Extract<Volume, { type: "csi" }>): string {
   const path = home.csiPath?.(name);
   if (path !== undefined) return path;
   throw new ContainerError("CreateContainerConfigError", `volume ${name}: CSI driver ${driver} has not mounted it`);
@@ -126,14 +136,19 @@ async function ownPropagation({ volumes }: Home, volume: Volume): Promise<Mount[
   return isShared || isSlave ? "host_to_container" : undefined;
 }
 
-/** The volumes that a container has as block devices. @throws ContainerError when one is not attached */
+/**
+ * The volumes that a container has as block devices.
+ * @throws ContainerError when one is not attached, or its CSI driver has published something else
+ */
 export async function volumeDevices(
-  home: Pick<MachineHome, "spec" | "volumes">,
+  home: Pick<MachineHome, "spec" | "volumes" | "csiPath">,
   { name, devices = [] }: Pick<ContainerSpec, "name" | "devices">,
 ): Promise<DeviceGrant["nodes"]> {
   return await Promise.all(
     devices.map(async ({ volume, path }) => {
       const claim = (home.spec.volumes ?? []).find((each) => each.name === volume);
+      if (claim?.type === "csi" && claim.persistent?.mode === "block")
+        return publishedDevice(home, claim, { name, path });
       if (claim?.type !== "persistent")
         throw new ContainerError(
           "CreateContainerConfigError",
@@ -143,6 +158,25 @@ export async function volumeDevices(
       return { path, hostPath: await home.volumes!.device(claim.volume), permissions };
     }),
   );
+}
+
+/** It is looked at again for each container: its driver may have put something else there since. */
+function publishedDevice(
+  home: Pick<MachineHome, "csiPath">,
+  volume: Extract<Volume, { type: "csi" }>,
+  { name, path }: { name: string; path: string },
+): DeviceGrant["nodes"][number] {
+  const hostPath = mountedBy(home, volume);
+  try {
+    blockNumbers(hostPath);
+  } catch (thrown) {
+    throw new ContainerError(
+      "CreateContainerConfigError",
+      `container ${name}: volume ${JSON.stringify(volume.name)} of CSI driver ${volume.driver}: ${toError(thrown).message}`,
+      { cause: thrown },
+    );
+  }
+  return { path, hostPath, permissions: volume.read_only === true ? "r" : "rw" };
 }
 
 /** @throws ContainerError when it is not there */

@@ -12,6 +12,11 @@ import {
 const ID_PATTERN = /^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,199}$/;
 const NAME_PATTERN = /^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$/;
 
+type Kind = Volume["type"] | "csi device";
+
+/** What of the volumes may be a block device; which mode one of vmlet's own has, only the volume itself tells. */
+const DEVICES: ReadonlySet<Kind | undefined> = new Set(["persistent", "csi device"] as const);
+
 /** Ids become names of folders. @throws ProviderError invalid */
 export function assertId(id: string): void {
   if (!ID_PATTERN.test(id))
@@ -22,40 +27,51 @@ export function assertId(id: string): void {
 export function validateSpec(spec: MachineSpec): void {
   const invalid = (field: string, message: string) => new ProviderError("invalid", `${field}: ${message}`, { field });
   if (spec.containers.length === 0) throw invalid("containers", "a machine needs at least one container");
-  const volumes = new Map<string, Volume["type"]>();
-  for (const { name, type } of spec.volumes ?? []) {
+  const volumes = new Map<string, Kind>();
+  for (const volume of spec.volumes ?? []) {
+    const { name, type } = volume;
     // Engines make folders of these names.
     if (!NAME_PATTERN.test(name)) throw invalid("volumes.name", `"${name}" must be a DNS label`);
     if (volumes.has(name)) throw invalid("volumes.name", `"${name}" is used twice`);
-    volumes.set(name, type);
+    volumes.set(name, volume.type === "csi" && volume.persistent?.mode === "block" ? "csi device" : type);
   }
   const seen = new Set<string>();
   for (const { spec: container } of containersOf(spec)) {
     if (!NAME_PATTERN.test(container.name)) throw invalid("containers.name", `"${container.name}" must be a DNS label`);
     if (seen.has(container.name)) throw invalid("containers.name", `"${container.name}" is used twice`);
     seen.add(container.name);
-    const lacking = container.mounts?.find(({ volume }) => !volumes.has(volume));
-    if (lacking !== undefined)
-      throw invalid(
-        "containers.mounts",
-        `container "${container.name}" mounts volume "${lacking.volume}", which does not exist`,
-      );
+    const use = usesProblem(container, volumes);
+    if (use !== undefined) throw invalid(use.field, `container "${container.name}" ${use.why}`);
     const problem = envFilesProblem(container, volumes);
     if (problem !== undefined)
       throw invalid("containers.env.from_file", `container "${container.name}" reads variables from ${problem}`);
     for (const { name } of container.claims ?? [])
       if (!(spec.resource_claims ?? []).some((claim) => claim.name === name))
         throw invalid("containers.claims", `container "${container.name}" uses claim "${name}", which does not exist`);
-    for (const { volume } of container.devices ?? [])
-      if (volumes.get(volume) !== "persistent")
-        throw invalid(
-          "containers.devices",
-          `container "${container.name}" has volume "${volume}" as a block device, which ${volumes.has(volume) ? "is none" : "does not exist"}`,
-        );
   }
 }
 
-function envFilesProblem(container: ContainerSpec, volumes: ReadonlyMap<string, Volume["type"]>): string | undefined {
+/** What of its mounts and devices is not of the volume's kind, or of none. */
+function usesProblem(
+  { mounts = [], devices = [] }: ContainerSpec,
+  volumes: ReadonlyMap<string, Kind>,
+): { field: string; why: string } | undefined {
+  for (const { volume } of mounts) {
+    const why = `mounts volume "${volume}", which`;
+    if (!volumes.has(volume)) return { field: "containers.mounts", why: `${why} does not exist` };
+    if (volumes.get(volume) === "csi device")
+      return { field: "containers.mounts", why: `${why} is a block device: name it in devices` };
+  }
+  const other = devices.find(({ volume }) => !DEVICES.has(volumes.get(volume)));
+  return (
+    other && {
+      field: "containers.devices",
+      why: `has volume "${other.volume}" as a block device, which ${volumes.has(other.volume) ? "is none" : "does not exist"}`,
+    }
+  );
+}
+
+function envFilesProblem(container: ContainerSpec, volumes: ReadonlyMap<string, Kind>): string | undefined {
   const files = envFilesOf(container);
   if (files.length > MAX_ENV_FILES) return `${files.length} files, more than ${MAX_ENV_FILES}`;
   const other = files.find(({ volume }) => volumes.get(volume) !== "empty_dir");

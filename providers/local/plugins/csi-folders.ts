@@ -1,6 +1,7 @@
 /** The folders of CSI volumes, and what is written down beside each: as a kubelet's (pkg/volume/csi). */
-import { lstatSync, readdirSync, readFileSync, realpathSync, rmdirSync, rmSync } from "node:fs";
+import { lstatSync, readdirSync, readFileSync, realpathSync, rmdirSync, rmSync, unlinkSync } from "node:fs";
 import { dirname, join } from "node:path";
+import { isDevice, noteFolder, type PublishedVolume } from "../csi-volumes.ts";
 import { isMissing } from "../host/files.ts";
 import { mountPoints } from "../host/mounts.ts";
 
@@ -43,17 +44,37 @@ export function removeEmpty(folder: string): void {
   }
 }
 
-/** What the driver has left of a target: an empty folder at most. @throws what the system says when it is more */
-export function clearTarget(target: string): void {
-  const folder = dirname(target);
-  removeEmpty(target);
-  rmSync(join(folder, DATA), { force: true });
-  removeEmpty(folder);
-  // The pod's other volumes may be there.
-  let parent = dirname(folder);
-  for (let depth = 0; depth < 3; depth++, parent = dirname(parent)) {
+/**
+ * What the driver has left of a target: an empty folder, or of a device its empty file or its node.
+ * @throws what the system says when it is more, or is still mounted
+ */
+export function removeTarget(target: string): void {
+  const stats = lstatSync(target, { throwIfNoEntry: false });
+  if (stats === undefined) return;
+  if (stats.isFile() && stats.size > 0)
+    throw new Error(`${target} is a file in which something is, and no device: look what it is, and remove it`);
+  // Of what something is mounted on, the kernel removes nothing.
+  if (stats.isDirectory()) removeEmpty(target);
+  else unlinkSync(target);
+}
+
+/** Where the volume was, and what was written down of it. @throws as `removeTarget` */
+export function clearTarget(root: string, at: Pick<PublishedVolume, "path">): void {
+  const target = join(root, at.path);
+  const note = join(root, noteFolder(at));
+  removeTarget(target);
+  // Another pod may have the volume, and its other volumes may be there.
+  if (isDevice(at)) removeWhileEmpty(dirname(target), 1);
+  rmSync(join(note, DATA), { force: true });
+  removeEmpty(note);
+  removeWhileEmpty(dirname(note), 3);
+}
+
+/** The folder, and so many in all with those that it is in. */
+function removeWhileEmpty(folder: string, levels: number): void {
+  for (let [path, left] = [folder, levels]; left > 0; path = dirname(path), left--) {
     try {
-      removeEmpty(parent);
+      removeEmpty(path);
     } catch {
       return;
     }

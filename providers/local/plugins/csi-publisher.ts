@@ -7,17 +7,24 @@
  *     ROOT/pods/UID/volumes/kubernetes.io~csi/NAME/vol_data.json   what a kubelet writes down, and whose it is
  *     ROOT/pods/UID/volumes/kubernetes.io~csi/NAME/mount           where the driver mounts; made and removed by it
  *
+ * and of a block device (csi_block.go):
+ *
+ *     ROOT/pods/UID/volumeDevices/kubernetes.io~csi/PV/vol_data.json
+ *     ROOT/plugins/kubernetes.io/csi/volumeDevices/publish/PV/UID  the device itself; made and removed by the driver
+ *
+ * A device is looked at before a machine has it, and held open until it is taken back (csi-devices.ts). A volume is one
+ * of both at a time, on all of the host: who wants it otherwise waits.
+ *
  * One that outlives machines is staged before (csi-staging.ts) and, in the turn in which the last machine that has it
  * gives it back, unstaged: who comes meanwhile has it staged again.
  *
  * The machine's record says that a driver is about to be asked before it is. What lies there of no machine (its driver
  * was away for too long, or its record is lost) is taken back later, by what is written beside it.
  */
-import { createHash } from "node:crypto";
 import { existsSync, lstatSync } from "node:fs";
 import { basename, dirname, join } from "node:path";
 import { Code, ConnectError } from "@connectrpc/connect";
-import { type Clock, type Logger, toError, unlessAborted } from "../../../src/provider/kit/index.ts";
+import { type Clock, type Logger, unlessAborted } from "../../../src/provider/kit/index.ts";
 import { NodeServiceCapability_RPC_Type as Rpc } from "../../../src/csi/api.gen.js";
 import {
   askedVolumes,
@@ -25,22 +32,31 @@ import {
   type CsiSource,
   type CsiVolume,
   csiVolumes,
+  DEVICE_NOTES,
+  isDevice,
+  MOUNT_NOTES,
+  noteFolder,
   type PublishedVolume,
   type PublishedVolumes,
-  VolumesNotReady,
+  publishedAt,
+  volumeIdOf,
+  type VolumeKey,
 } from "../csi-volumes.ts";
 import { makeFolder, writeJson } from "../host/files.ts";
 import { ownTree } from "../volumes/ownership.ts";
-import { assertMounted, clearTarget, DATA, foldersIn, readData, removeEmpty, textsOf } from "./csi-folders.ts";
+import type { BlockDevices } from "./csi-devices.ts";
+import { assertMounted, clearTarget, DATA, foldersIn, readData, removeTarget, textsOf } from "./csi-folders.ts";
 import type { CsiPlugin } from "./csi-plugin.ts";
 import { driversGroup, expandRequest, publishRequest, stageRequest } from "./csi-requests.ts";
-import { CsiStaging, keyOf, type VolumeKey } from "./csi-staging.ts";
+import { CsiStaging, keyOf } from "./csi-staging.ts";
+import { notReady, notTakenBack, type Step } from "./csi-words.ts";
 
 interface CsiPublisherOptions {
   /** @throws Error for a driver that is not there */
   drivers: { plugin(driver: string): CsiPlugin; readonly registered: { waitAtMost: WaitAtMost } };
   /** The folder that plugins know. */
   root: string;
+  devices: BlockDevices;
   clock: Clock;
   logger: Logger;
   /** All machines that are not over, with what they have. */
@@ -51,10 +67,6 @@ type WaitAtMost = (clock: Clock, ms: number, signal: AbortSignal) => Promise<unk
 
 /** How often what is nobody's is looked for. */
 const LOOK_MS = 30_000;
-const CSI_FOLDER = "volumes/kubernetes.io~csi";
-const MAX_MESSAGE_CHARS = 1024;
-/** Shorter secrets are words of everyday texts: `true`, `admin`. */
-const MIN_SECRET_CHARS = 8;
 
 /** What is written down beside a mount. */
 interface VolumeData {
@@ -65,12 +77,6 @@ interface VolumeData {
   /** Of one that outlives machines. */
   key?: VolumeKey;
 }
-
-/** What a kubelet says first of a step that fails; `name` is the volume's for people. */
-type Step =
-  | "MountVolume.SetUp failed"
-  | "MountVolume.MountDevice failed"
-  | "MountVolume.Setup failed while expanding volume";
 
 export class CsiPublisher implements CsiSource {
   readonly #options: CsiPublisherOptions;
@@ -130,6 +136,21 @@ export class CsiPublisher implements CsiSource {
     const isSame = ({ driver, volume }: PublishedVolume) => driver === at.driver && volume === at.volume;
     if (Object.values(asked).some((each) => each !== at && each.path === at.path && !(at.volume && isSame(each))))
       throw new Error(`another volume of the machine has ${at.path}`);
+    const isOther = (each: PublishedVolume) =>
+      isSame(each) && at.volume !== undefined && isDevice(each) !== isDevice(at);
+    if ([...Object.values(asked), ...this.#others(id)].some(isOther))
+      throw new Error(
+        `volume ${at.volume} of the driver is in use as ${wordOf(!isDevice(at))}, and would be ${wordOf(isDevice(at))} now`,
+      );
+  }
+
+  /** What no machine has any more, and its driver has not taken back yet. */
+  #assertNotLeft(at: PublishedVolume): void {
+    const { driver, volume, root = this.#options.root } = at;
+    if (volume === undefined) return;
+    const key = { driver, volume, isBlock: !isDevice(at) };
+    if (this.#staging.has(key, root) || this.#written(key.isBlock).some(({ data }) => isOf(data.key, key)))
+      throw new Error(`its driver is yet to take it back as ${wordOf(key.isBlock)}`);
   }
 
   async #publishOne(holder: CsiHolder, volume: CsiVolume, at: PublishedVolume): Promise<void> {
@@ -139,14 +160,17 @@ export class CsiPublisher implements CsiSource {
     const volumeId = volumeIdOf(at);
     const { security } = holder.spec;
     const wish = { volume, security, can: await plugin.capabilities(signal) };
+    this.#assertNotLeft(at);
     // Before it is staged: by this a machine is known of which all else is lost.
     this.#writeDown(holder, volume, at);
     const place = { volumeId, targetPath: target, stagingTargetPath: await this.#stage(plugin, wish, at) };
     // Who writes meanwhile could put a link to a file of this host in a file's place.
     const isShared = this.#sharers(holder.id, at).some((each) => existsSync(this.#target(each)));
     await plugin.publish(publishRequest(wish, place), signal);
-    await assertMounted(target, this.#options.root);
+    if (isDevice(at)) await this.#hold(holder, volume, at);
+    else await assertMounted(target, this.#options.root);
     await this.#expand(holder, plugin, wish, place);
+    if (isDevice(at)) return;
     const group = security?.fs_group;
     if (group === undefined || driversGroup(wish) !== "" || volume.apply_group !== true || volume.read_only === true)
       return;
@@ -154,12 +178,36 @@ export class CsiPublisher implements CsiSource {
     if (!isShared) await ownTree(target, group, { onMismatchOnly });
   }
 
+  /** A device that is another volume's already would be two machines' disk. */
+  async #hold(holder: CsiHolder, volume: CsiVolume, at: PublishedVolume): Promise<void> {
+    const { devices } = this.#options;
+    const target = this.#target(at);
+    const numbers = devices.numbers(target);
+    const own = Object.values(holder.published ?? {});
+    const same = [...own, ...this.#others(holder.id)].find(
+      (each) =>
+        isDevice(each) &&
+        (each.driver !== at.driver || each.volume !== at.volume) &&
+        numbersAt(devices, this.#target(each)) === numbers,
+    );
+    if (same !== undefined)
+      throw new Error(
+        `the driver has published device ${numbers}, which is volume ${same.volume} of the driver ${same.driver} on this host`,
+      );
+    try {
+      await devices.hold(target);
+    } catch (thrown) {
+      throw notReady(volume, thrown, "hold");
+    }
+    if (devices.numbers(target) !== numbers) throw new Error(`${target} has become another device meanwhile`);
+  }
+
   /** @returns where it is staged; empty: it is not */
   async #stage(plugin: CsiPlugin, wish: Parameters<typeof stageRequest>[1], at: PublishedVolume): Promise<string> {
     const { persistent, driver } = wish.volume;
     if (persistent === undefined) return "";
     const { root = this.#options.root } = at;
-    const key = { driver, volume: persistent.volume };
+    const key = { driver, volume: persistent.volume, isBlock: isDevice(at) };
     try {
       const path = await this.#staging.stage(key, { root, can: wish.can }, async (stagingTargetPath) => {
         const request = stageRequest(persistent, wish, { volumeId: persistent.volume, stagingTargetPath });
@@ -167,7 +215,7 @@ export class CsiPublisher implements CsiSource {
       });
       return path ?? "";
     } catch (thrown) {
-      throw notReady(wish.volume, thrown, "MountVolume.MountDevice failed");
+      throw notReady(wish.volume, thrown, "stage");
     }
   }
 
@@ -185,13 +233,13 @@ export class CsiPublisher implements CsiSource {
     } catch (thrown) {
       // It cannot grow while it is in use: as with a kubelet, it is had as it is.
       if (thrown instanceof ConnectError && thrown.code === Code.FailedPrecondition) return;
-      throw notReady(wish.volume, thrown, "MountVolume.Setup failed while expanding volume");
+      throw notReady(wish.volume, thrown, "expand");
     }
     holder.showSize({ driver: wish.volume.driver, volume: persistent.volume }, persistent.size_bytes);
   }
 
   #writeDown({ id, spec }: CsiHolder, { name, driver, persistent }: CsiVolume, at: PublishedVolume): void {
-    const folder = dirname(this.#target(at));
+    const folder = this.#noteOf(at);
     makeFolder(folder, 0o750);
     const data = {
       ...{ driverName: driver, volumeHandle: volumeIdOf(at), specVolID: persistent?.pv ?? name },
@@ -199,17 +247,22 @@ export class CsiPublisher implements CsiSource {
       vmletLabels: JSON.stringify(spec.labels),
     };
     writeJson(join(folder, DATA), data, { flush: true });
+    // That of a mount is the same, and the driver makes neither.
+    makeFolder(dirname(this.#target(at)), 0o750);
   }
 
   async unpublish(holder: CsiHolder, signal: AbortSignal): Promise<void> {
     let failed: Error | undefined;
     for (const [name, at] of Object.entries(holder.published ?? {})) {
-      let step = "UnmountVolume.TearDown failed";
+      let step: Step = "letGo";
+      const { root = this.#options.root } = at;
       const unpublish = async () => {
-        await this.#unpublishOne(at.driver, this.#target(at), volumeIdOf(at));
-        step = "UnmountDevice failed";
+        await this.#letGo(holder.id, at);
+        step = "unpublish";
+        await this.#unpublishOne(at, volumeIdOf(at));
+        step = "unstage";
         await this.#unstageUnused(holder.id, at);
-        clearTarget(this.#target(at));
+        clearTarget(root, at);
         // In the same turn: who comes next sees that this one has it no more.
         const { [name]: _gone, ...left } = holder.published ?? {};
         holder.keep(Object.keys(left).length > 0 ? left : undefined);
@@ -219,8 +272,7 @@ export class CsiPublisher implements CsiSource {
       } catch (thrown) {
         signal.throwIfAborted();
         // One driver keeps no other's.
-        const words = `${step} for volume "${name}" : ${wordsOf(thrown)}`.slice(0, MAX_MESSAGE_CHARS);
-        failed ??= new Error(words, { cause: thrown });
+        failed ??= notTakenBack(name, thrown, { step, isBlock: isDevice(at) });
       }
     }
     if (failed !== undefined) throw failed;
@@ -234,22 +286,38 @@ export class CsiPublisher implements CsiSource {
     holder.keep(left.length > 0 ? Object.fromEntries(left) : undefined);
   }
 
+  /** Before its driver is asked: what is held open cannot be taken away. */
+  async #letGo(id: string, at: PublishedVolume): Promise<void> {
+    if (!isDevice(at)) return;
+    const others = this.#sharers(id, at).map((each) => this.#target(each));
+    await this.#options.devices.letGo(this.#target(at), others);
+  }
+
   /** What is written down of it stays until it is unstaged. @throws what the driver, or the system, says */
-  async #unpublishOne(driver: string, target: string, volumeId: string): Promise<void> {
-    if (lstatSync(dirname(target), { throwIfNoEntry: false }) === undefined) return;
-    await this.#options.drivers.plugin(driver).unpublish({ volumeId, targetPath: target }, this.#closing.signal);
-    removeEmpty(target);
+  async #unpublishOne(at: PublishedVolume, volumeId: string): Promise<void> {
+    if (lstatSync(this.#noteOf(at), { throwIfNoEntry: false }) === undefined) return;
+    const targetPath = this.#target(at);
+    await this.#options.drivers.plugin(at.driver).unpublish({ volumeId, targetPath }, this.#closing.signal);
+    removeTarget(targetPath);
   }
 
   async #unstageUnused(id: string, at: PublishedVolume): Promise<void> {
     const { driver, volume, root = this.#options.root } = at;
     if (volume === undefined || this.#sharers(id, at).length > 0) return;
+    await this.#unstage({ driver, volume, isBlock: isDevice(at) }, root);
+  }
+
+  async #unstage(key: VolumeKey, root: string): Promise<void> {
     const { drivers } = this.#options;
-    await this.#staging.unstage({ driver, volume }, root, () => drivers.plugin(driver), this.#closing.signal);
+    await this.#staging.unstage(key, root, () => drivers.plugin(key.driver), this.#closing.signal);
   }
 
   #target({ root = this.#options.root, path }: PublishedVolume): string {
     return join(root, path);
+  }
+
+  #noteOf({ root = this.#options.root, path }: PublishedVolume): string {
+    return join(root, noteFolder({ path }));
   }
 
   /** What the other machines have. */
@@ -259,10 +327,13 @@ export class CsiPublisher implements CsiSource {
       .flatMap(({ published = {} }: { published?: PublishedVolumes | undefined }) => Object.values(published));
   }
 
-  /** What other machines have of the same volume. */
-  #sharers(id: string, { driver, volume }: Pick<PublishedVolume, "driver" | "volume">): PublishedVolume[] {
+  /** What other machines have of the same volume, as this one has it. */
+  #sharers(id: string, at: Pick<PublishedVolume, "driver" | "volume" | "path">): PublishedVolume[] {
+    const { driver, volume } = at;
     if (volume === undefined) return [];
-    return this.#others(id).filter((each) => each.driver === driver && each.volume === volume);
+    return this.#others(id).filter(
+      (each) => each.driver === driver && each.volume === volume && isDevice(each) === isDevice(at),
+    );
   }
 
   /**
@@ -270,10 +341,12 @@ export class CsiPublisher implements CsiSource {
    * asked for.
    */
   lastKnown(machine: string): { labels: Readonly<Record<string, string>>; published: PublishedVolumes } | undefined {
-    const own = this.#mounts().filter(({ data }) => data.machine === machine);
+    const own = [false, true]
+      .flatMap((isBlock) => this.#written(isBlock))
+      .filter(({ data }) => data.machine === machine);
     if (own[0] === undefined) return undefined;
     const published = own.map(({ path, data: { driver, key } }) => [
-      basename(dirname(path)),
+      basename(noteFolder({ path })),
       { driver, path, ...(key !== undefined && { volume: key.volume }) },
     ]);
     return { labels: own[0].data.labels, published: Object.fromEntries(published) as PublishedVolumes };
@@ -312,19 +385,24 @@ export class CsiPublisher implements CsiSource {
 
   async #takeBack(path: string): Promise<void> {
     const { root } = this.#options;
-    const place = { ...dataOf(join(root, dirname(path)))?.key, path };
+    const note = join(root, noteFolder({ path }));
+    const place = { ...dataOf(note)?.key, path };
     await this.#inTurns(place, async () => {
-      const data = dataOf(join(root, dirname(path)));
+      const data = dataOf(note);
       if (data === undefined || this.#others("").some((each) => each.path === path)) return;
-      await this.#unpublishOne(data.driver, join(root, path), data.volumeId);
-      clearTarget(join(root, path));
+      const { driver, volumeId, key } = data;
+      const at = { driver, path, ...(key !== undefined && { volume: key.volume }) };
+      await this.#letGo("", at);
+      await this.#unpublishOne(at, volumeId);
+      clearTarget(root, at);
     });
   }
 
   async #unstageLeft(key: VolumeKey): Promise<void> {
     await this.#inTurn(keyOf(key), async () => {
-      const isMounted = this.#mounts().some(({ data }) => data.key !== undefined && keyOf(data.key) === keyOf(key));
-      if (!isMounted) await this.#unstageUnused("", { ...key, path: "" });
+      const isThere = this.#written(key.isBlock).some(({ data }) => isOf(data.key, key));
+      const isHad = this.#others("").some((each) => isOf(keyOfPublished(each), key));
+      if (!isThere && !isHad) await this.#unstage(key, this.#options.root);
     });
   }
 
@@ -332,25 +410,26 @@ export class CsiPublisher implements CsiSource {
   #leftovers(): Leftover[] {
     const others = this.#others("");
     const had = new Set(others.map(({ path }) => path));
-    const used = new Set(
-      others.flatMap(({ driver, volume }) => (volume === undefined ? [] : keyOf({ driver, volume }))),
-    );
-    const mounted = this.#mounts().filter(({ path }) => !had.has(path));
-    const staged = this.#staging.known(this.#options.root).filter((key) => !used.has(keyOf(key)));
+    const mounted = [false, true].flatMap((isBlock) => this.#written(isBlock)).filter(({ path }) => !had.has(path));
+    const staged = this.#staging
+      .known(this.#options.root)
+      .filter((key) => !others.some((each) => isOf(keyOfPublished(each), key)));
     return [
       ...mounted.map(({ path, data: { driver } }) => ({ driver, path })),
       ...staged.map((key) => ({ driver: key.driver, staged: key })),
     ];
   }
 
-  /** All that drivers may have mounted for machines. */
-  #mounts(): { path: string; data: VolumeData }[] {
+  /** All that is written down of mounts, or of devices, whosever they are. */
+  #written(isBlock: boolean): { path: string; data: VolumeData }[] {
     const { root } = this.#options;
+    const notes = isBlock ? DEVICE_NOTES : MOUNT_NOTES;
     return foldersIn(join(root, "pods")).flatMap((pod) =>
-      foldersIn(join(root, "pods", pod, CSI_FOLDER)).flatMap((name) => {
-        const folder = join("pods", pod, CSI_FOLDER, name);
-        const data = dataOf(join(root, folder));
-        return data === undefined ? [] : [{ path: join(folder, "mount"), data }];
+      foldersIn(join(root, "pods", pod, notes)).flatMap((pv) => {
+        const data = dataOf(join(root, "pods", pod, notes, pv));
+        if (data === undefined) return [];
+        const key = data.key && { ...data.key, isBlock };
+        return [{ path: publishedAt(pod, { pv, isBlock }), data: { ...data, ...(key !== undefined && { key }) } }];
       }),
     );
   }
@@ -379,36 +458,23 @@ export class CsiPublisher implements CsiSource {
 /** What lies there of no machine: mounted for one, or staged. */
 type Leftover = { driver: string } & ({ path: string } | { staged: VolumeKey });
 
-/** kubelet: makeVolumeHandle. By the place, which no two have. */
-function volumeIdOf({ path, volume }: Pick<PublishedVolume, "path" | "volume">): string {
-  if (volume !== undefined) return volume;
-  const [, pod = "", , , name = ""] = path.split("/");
-  return `csi-${createHash("sha256").update(`${pod}${name}`).digest("hex")}`;
+const wordOf = (isBlock: boolean): string => (isBlock ? "a block device" : "a file system");
+
+/** Of one that outlives machines. */
+function keyOfPublished(at: PublishedVolume): VolumeKey | undefined {
+  return at.volume === undefined ? undefined : { driver: at.driver, volume: at.volume, isBlock: isDevice(at) };
 }
 
-/** @param step the one that failed, unless what was thrown says it */
-function notReady(volume: CsiVolume, thrown: unknown, step: Step = "MountVolume.SetUp failed"): VolumesNotReady {
-  if (thrown instanceof VolumesNotReady) return thrown;
-  const { name, persistent } = volume;
-  const words = withoutSecrets(wordsOf(thrown), volume);
-  return new VolumesNotReady(`${step} for volume "${persistent?.pv ?? name}" : ${words}`.slice(0, MAX_MESSAGE_CHARS));
-}
+const isOf = (one: VolumeKey | undefined, other: VolumeKey): boolean =>
+  one !== undefined && keyOf(one) === keyOf(other) && one.isBlock === other.isBlock;
 
-/** As Go's gRPC has it. */
-function wordsOf(thrown: unknown): string {
-  return thrown instanceof ConnectError
-    ? `rpc error: code = ${Code[thrown.code]} desc = ${thrown.rawMessage}`
-    : toError(thrown).message;
-}
-
-/** A driver's error often repeats what it was given. */
-function withoutSecrets(text: string, { secrets, secret_attributes, persistent }: CsiVolume): string {
-  const all = [secrets, secret_attributes, persistent?.stage_secrets, persistent?.expand_secrets];
-  const values = all.flatMap((each) => Object.values(each ?? {})).filter(({ length }) => length >= MIN_SECRET_CHARS);
-  // The longest first: one may be a part of another.
-  return values
-    .toSorted((a, b) => b.length - a.length)
-    .reduce((told, value) => told.replaceAll(value, "[redacted]"), text);
+/** Undefined for what is none, or not there any more. */
+function numbersAt(devices: BlockDevices, path: string): string | undefined {
+  try {
+    return devices.numbers(path);
+  } catch {
+    return undefined;
+  }
 }
 
 /** Undefined for what is not ours. */
@@ -418,5 +484,11 @@ function dataOf(folder: string): VolumeData | undefined {
   const isPersistent = more["volumeLifecycleMode"] === "Persistent";
   // An earlier version has written none.
   const labels = textsOf(more["vmletLabels"] ?? "");
-  return { driver, volumeId, machine, labels, ...(isPersistent && { key: { driver, volume: volumeId } }) };
+  return {
+    driver,
+    volumeId,
+    machine,
+    labels,
+    ...(isPersistent && { key: { driver, volume: volumeId, isBlock: false } }),
+  };
 }

@@ -78,11 +78,13 @@ export function expandRequest(
 
 function capabilityOf(wish: Wish): NonNullable<PublishRequest["volumeCapability"]> {
   const { fs_type = "", persistent } = wish.volume;
+  const mountFlags = persistent?.mount_options ?? [];
   return {
-    accessType: {
-      case: "mount",
-      value: { fsType: fs_type, mountFlags: persistent?.mount_options ?? [], volumeMountGroup: driversGroup(wish) },
-    },
+    // kubelet: csi_client, whose fsTypeBlockName stands for no file system at all.
+    accessType:
+      persistent?.mode === "block"
+        ? { case: "block", value: {} }
+        : { case: "mount", value: { fsType: fs_type, mountFlags, volumeMountGroup: driversGroup(wish) } },
     accessMode: { mode: modeOf(persistent?.access_mode ?? "read_write_once", wish.can) },
   };
 }

@@ -6,6 +6,7 @@ import type { DeviceSource, HeldDevices } from "../devices.ts";
 import { TornFiles } from "../host/torn-files.ts";
 import { ClaimManager } from "./claim-manager.ts";
 import type { CsiSource, PublishedVolumes } from "../csi-volumes.ts";
+import { type BlockDevices, hostBlockDevices } from "./csi-devices.ts";
 import { CsiManager } from "./csi-manager.ts";
 import { CsiPublisher } from "./csi-publisher.ts";
 import { CsiStats } from "./csi-stats.ts";
@@ -26,6 +27,8 @@ export interface PluginOptions {
   connectDra?: ((socket: string) => DraPlugin) | undefined;
   /** For tests. Default: by the plugin's socket. */
   connectCsi?: ((socket: string) => CsiPlugin) | undefined;
+  /** For tests. Default: those of this host. */
+  blockDevices?: BlockDevices | undefined;
   /** For tests: told of the managers. */
   onReady?: ((devices: DeviceManager, claims: ClaimManager, csi: CsiManager) => void) | undefined;
 }
@@ -67,7 +70,7 @@ export class HostPlugins {
 
   constructor(options: PluginOptions, surroundings: Surroundings) {
     const { directory, connect = connectDevicePlugin, connectDra = connectDraPlugin, onReady } = options;
-    const { connectCsi = connectCsiPlugin } = options;
+    const { connectCsi = connectCsiPlugin, blockDevices = hostBlockDevices } = options;
     const { stateDir, clock, logger, engine, supervisors } = surroundings;
     this.#supervisors = supervisors;
     this.#clock = clock;
@@ -94,6 +97,7 @@ export class HostPlugins {
     this.csiVolumes = new CsiPublisher({
       drivers: this.csi,
       root: directory ?? join(stateDir, "plugins"),
+      devices: blockDevices,
       clock,
       logger,
       holders: () => [...supervisors.values()].map(({ id, record: { published } }) => ({ id, published })),

@@ -73,6 +73,37 @@ export async function detachLoop({ path, file }: Pick<LoopDevice, "path" | "file
   if (backingFile(path) === file) throw new Error(`${path}, which is ${file}, is in use`);
 }
 
+/**
+ * Has the file open by a loop device of its own, whatever other names of the file have. Again for one that has it
+ * changes nothing.
+ */
+export async function holdOpen(file: string): Promise<void> {
+  const known = await openersOf(file);
+  if (!known.some(({ name }) => name === file)) await losetup(["--find", "--read-only", file]);
+}
+
+/**
+ * No loop device has the file open by this name any more; with `all`, by none.
+ * @throws Error while a program has the loop device open
+ */
+export async function letGo(file: string, { all }: { all: boolean }): Promise<void> {
+  const mine = async () => (await openersOf(file)).filter(({ name }) => all || name === file);
+  for (const { path } of await mine()) await losetup(["--detach", path]);
+  // One that somebody has open goes when it is closed.
+  const [left] = await mine();
+  if (left !== undefined) throw new Error(`${left.path}, which has ${file} open, is in use`);
+}
+
+/** The loop devices that have the file open, and by which name of it. */
+async function openersOf(file: string): Promise<{ path: string; name: string }[]> {
+  if (!existsSync(file)) return [];
+  const { stdout } = await losetup(["--list", "--json", "--output", "NAME,BACK-FILE", "--associated", file]);
+  const text = stdout.toString();
+  if (text.trim() === "") return [];
+  const { loopdevices } = JSON.parse(text) as { loopdevices: { name: string; "back-file": string | null }[] };
+  return loopdevices.map((each) => ({ path: each.name, name: each["back-file"] ?? "" }));
+}
+
 /** It takes the size that its file has now. */
 export async function resizeLoop({ path }: LoopDevice): Promise<void> {
   await losetup(["--set-capacity", path]);

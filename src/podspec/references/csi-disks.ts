@@ -6,6 +6,7 @@
 import type { PersistentVolume, PersistentVolumeClaim, Pod, VolumeAttachment } from "../../kube/wire.ts";
 import { Quantity } from "../../resources/quantity.ts";
 import { failure, type Result, success } from "../../util/result.ts";
+import type { Capability } from "../../provider/capabilities.ts";
 import type { PodVolume } from "../pod-volumes.ts";
 import type { DiskLookup } from "../types.ts";
 import { type CsiDrivers, type DriverSpec, podInfo, some } from "./csi-driver.ts";
@@ -33,25 +34,44 @@ const MODES: Readonly<Record<string, Persistent["access_mode"]>> = {
   ReadWriteMany: "read_write_many",
 };
 
-const failed = (step: "SetUp" | "MountDevice", { name }: Pick<BoundVolume, "name">, why: string) =>
-  failure(why === "" ? "" : `MountVolume.${step} failed for volume "${name}" : ${why}`);
+const NO_TOKENS = success({ tokens: [], attributes: {}, secrets: {} });
+
+/** What a kubelet says first of the two steps (operationexecutor: GenerateMountVolumeFunc, GenerateMapVolumeFunc). */
+const STEPS = {
+  Filesystem: { stage: "MountVolume.MountDevice", publish: "MountVolume.SetUp" },
+  Block: { stage: "MapVolume.SetUpDevice", publish: "MapVolume.MapPodDevice" },
+} as const;
+
+const isBlock = ({ volumeMode }: VolumeSpec): boolean => volumeMode === "Block";
+
+function failed(step: "stage" | "publish", { name, spec }: Pick<BoundVolume, "name" | "spec">, why: string) {
+  const words = STEPS[isBlock(spec) ? "Block" : "Filesystem"][step];
+  return failure(why === "" ? "" : `${words} failed for volume "${name}" : ${why}`);
+}
+
+/** Whether the backend can do it. */
+type Offers = (capability: Extract<Capability, "volumes.csi_block">) => boolean;
 
 export class CsiDisks {
   readonly #drivers: CsiDrivers;
+  readonly #offers: Offers;
 
-  constructor(drivers: CsiDrivers) {
+  constructor(drivers: CsiDrivers, offers: Offers) {
     this.#drivers = drivers;
+    this.#offers = offers;
   }
 
   /** Not ok with the whole of what a kubelet says, or with an empty text: nothing is wrong yet. */
   async driver(pod: Pod, bound: BoundVolume, signal: AbortSignal): Promise<Result<DriverSpec>> {
-    const { csi, name, spec } = bound;
-    if (spec.volumeMode === "Block")
-      return failure(
-        `MapVolume.MapPodDevice failed for volume "${name}" : it has volumeMode Block, and this node gives machines volumes of the CSI driver ${csi.driver} as file systems alone`,
+    const { csi, spec } = bound;
+    if (isBlock(spec) && !this.#offers("volumes.csi_block"))
+      return failed(
+        "publish",
+        bound,
+        `it has volumeMode Block, and this node gives machines volumes of the CSI driver ${csi.driver} as file systems alone (its backend lacks the capability volumes.csi_block)`,
       );
     const found = await this.#drivers.find(pod, csi.driver, "Persistent", signal);
-    return found.ok ? found : failed("SetUp", bound, found.message);
+    return found.ok ? found : failed("publish", bound, found.message);
   }
 
   /**
@@ -66,15 +86,16 @@ export class CsiDisks {
   ): Promise<Result<Found>> {
     const { csi } = bound;
     const stage = await this.#secret(pod, "NodeStageSecretRef", csi.nodeStageSecretRef, signal);
-    if (!stage.ok) return failed("MountDevice", bound, stage.message);
+    if (!stage.ok) return failed("stage", bound, stage.message);
     const publish = await this.#secret(pod, "NodePublishSecretRef", csi.nodePublishSecretRef, signal);
-    if (!publish.ok) return failed("SetUp", bound, publish.message);
+    if (!publish.ok) return failed("publish", bound, publish.message);
     const size = grownTo(bound);
     const expandRef = size === undefined ? undefined : csi.nodeExpandSecretRef;
     const expand = await this.#secret(pod, "NodeExpandSecretRef", expandRef, signal);
-    if (!expand.ok) return failed("SetUp", bound, expand.message);
-    const tokens = await this.#drivers.tokens(pod, driver, signal);
-    if (!tokens.ok) return failed("SetUp", bound, tokens.message);
+    if (!expand.ok) return failed("publish", bound, expand.message);
+    // kubelet: csi_block, publishVolumeForBlock tells of no tokens.
+    const tokens = isBlock(bound.spec) ? NO_TOKENS : await this.#drivers.tokens(pod, driver, signal);
+    if (!tokens.ok) return failed("publish", bound, tokens.message);
     return success({
       kind: "found",
       secrets: [...[stage, publish, expand].flatMap(({ value }) => Object.values(value)), ...tokens.value.tokens],
@@ -106,20 +127,23 @@ function mountOf(driver: DriverSpec, { spec, csi, volume }: BoundVolume) {
   return {
     type: "csi" as const,
     driver: csi.driver,
-    ...(csi.fsType && { fs_type: csi.fsType }),
+    ...(csi.fsType && !isBlock(spec) && { fs_type: csi.fsType }),
     ...(isReadOnly && { read_only: true }),
     ...some("attributes", csi.volumeAttributes ?? {}),
-    ...(isGroupApplied(driver, spec, isReadOnly) && { apply_group: true }),
+    ...(!isBlock(spec) && isGroupApplied(driver, spec, isReadOnly) && { apply_group: true }),
   };
 }
 
-function persistentOf({ name, spec: { accessModes = [], mountOptions = [] }, csi }: BoundVolume): Persistent {
+function persistentOf({ name, spec, csi }: BoundVolume): Persistent {
+  const { accessModes = [], mountOptions = [] } = spec;
   return {
     volume: csi.volumeHandle,
     pv: name,
     // A kubelet takes the first, too.
     access_mode: MODES[accessModes[0] ?? ""] ?? "read_write_once",
-    ...(mountOptions.length > 0 && { mount_options: [...mountOptions] }),
+    ...(isBlock(spec) && { mode: "block" }),
+    // kubelet: csi_block tells of none, for nothing is mounted.
+    ...(mountOptions.length > 0 && !isBlock(spec) && { mount_options: [...mountOptions] }),
   };
 }
 

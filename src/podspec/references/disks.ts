@@ -72,7 +72,7 @@ const CLAIM_PROTECTION = "kubernetes.io/pvc-protection";
 /** This many of a pod's objects are asked for at once. */
 const AT_ONCE = 8;
 
-type DiskCapability = Extract<Capability, "volumes.persistent" | "volumes.csi_persistent">;
+type DiskCapability = Extract<Capability, "volumes.persistent" | "volumes.csi_persistent" | "volumes.csi_block">;
 type Found = Extract<DiskLookup, { kind: "found" }>;
 
 interface Bound {
@@ -107,7 +107,7 @@ export class PodDisks {
   constructor(options: PodDisksOptions) {
     this.#options = options;
     this.#looks = new Looks(options);
-    this.#others = new CsiDisks(new CsiDrivers({ ...options, looks: this.#looks }));
+    this.#others = new CsiDisks(new CsiDrivers({ ...options, looks: this.#looks }), (each) => this.#offers(each));
   }
 
   /**

@@ -657,6 +657,7 @@ export interface components {
        *     | `volumes.host` | a path of the backend's host |
        *     | `volumes.csi` | volumes that CSI drivers of the backend's host mount for one machine |
        *     | `volumes.csi_persistent` | the same of volumes that outlive machines, which the cluster has attached to the host |
+       *     | `volumes.csi_block` | the same as block devices |
        *     | `mount_propagation` | what is mounted in a volume later is seen there, in either direction |
        *     | `patch_files` | files replaced in a running machine |
        *     | `env_files` | variables of a container whose values are in files of an empty_dir |
@@ -944,7 +945,7 @@ export interface components {
           /** @description Name that mounts refer to. */
           name: components["schemas"]["Name"];
           /**
-           * @description A volume that a CSI driver of the backend's host (one of its capacity's `csi_drivers`) mounts for this machine alone, and that ends with it. It is mounted (NodePublishVolume) before anything of the machine is made; until it is, the machine waits and says why in its `message`. Capability `volumes.csi`; with `persistent`, `volumes.csi_persistent`.
+           * @description A volume that a CSI driver of the backend's host (one of its capacity's `csi_drivers`) mounts for this machine alone, and that ends with it. It is mounted (NodePublishVolume) before anything of the machine is made; until it is, the machine waits and says why in its `message`. Capability `volumes.csi`; with `persistent`, `volumes.csi_persistent`, and `volumes.csi_block` of mode `block`.
            * @constant
            */
           type: "csi";
@@ -973,6 +974,11 @@ export interface components {
              * @enum {string}
              */
             access_mode: "read_write_once" | "read_write_once_pod" | "read_only_many" | "read_write_many";
+            /**
+             * @description Containers have one of mode `block` among their `devices`, and it cannot be mounted. Its driver publishes it as a block device; what is none is given to nobody. While a machine of the host has a volume in one mode, no other has it in the other. Absent: `filesystem`.
+             * @enum {string}
+             */
+            mode?: "filesystem" | "block";
             /** @description How its file system is mounted (mount flags). */
             mount_options?: string[];
             /** @description What came of its being attached (publish context). */
@@ -2976,4 +2982,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: 43551d6092b81e52f4cad981cd3d1e6b7be26360c3f247d74a7f7fdf4dacc7af
+// sha256 of openapi.yaml: cf8426a7cfa8feab3bfef7c40e84e933476c7fc71ecfa752e9d18de3aac079b4

@@ -2,15 +2,17 @@
  * Volumes of a CSI driver's node plugin with real containers on engine cri: what a container sees of its mount, and the
  * backend killed at each step.
  */
-import { mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync } from "node:fs";
+import { mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, statSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test, vi } from "vitest";
 import { mountsBelow, unmountBelow } from "../../../providers/local/host/mounts.ts";
+import { loopOf } from "../../../providers/local/volumes/loop-devices.ts";
 import { NodeServiceCapability_RPC_Type as Rpc } from "../../../src/csi/api.gen.js";
 import { LABEL_UID } from "../../../src/provider/owner.ts";
 import type { MachineSpec, Volume } from "../../../src/provider/machine.ts";
 import type { MachineStats, ProviderCapacity } from "../../../src/provider/provider.ts";
+import { runCommand } from "../../e2e/harness/exec.ts";
 import { TestCsiDriver } from "../../support/csi-driver.ts";
 import { engineOnThisHost, removeEngine } from "../../support/engines.ts";
 import { testNetwork } from "../../support/host.ts";
@@ -43,7 +45,7 @@ else
       const images = { insecureRegistries: [registry.host] };
       backend = new KillableBackend(dir, { engine: { type: "cri", network, images, plugins: { directory: root() } } });
       await backend.start();
-      driver = new TestCsiDriver();
+      driver = newDriver();
       mkdirSync(join(root(), "plugins_registry"), { recursive: true });
       await driver.listen(join(root(), "plugins_registry/csi-reg.sock"));
       await isTold();
@@ -57,6 +59,7 @@ else
     });
     afterAll(() => registry.stop());
 
+    const newDriver = () => Object.assign(new TestCsiDriver(), { disks: dir });
     const isTold = async () =>
       await vi.waitFor(async () => {
         const { csi_drivers } = (await backend.call("GET", "/v1/capacity")).body as ProviderCapacity;
@@ -199,6 +202,106 @@ else
       await isClear();
     });
 
+    const asDevice = (script: string, more: Partial<MachineSpec> = {}): MachineSpec => ({
+      ...mounting(script, { persistent: { ...outliving.persistent, mode: "block" } }),
+      containers: [
+        {
+          ...{ name: "a", image, command: ["sh", "-c", `${script}; sleep 1000`] },
+          devices: [{ volume: "data", path: "/dev/xvda" }],
+        },
+      ],
+      ...more,
+    });
+    const messageOf = async (id: string) =>
+      ((await backend.call("GET", `/v1/machines/${id}`)).body as { message?: string }).message;
+    const disk = () => join(dir, "disk-1");
+    /** What the driver and the backend have made of the disk goes: its loop device, and the one that has that open. */
+    const isDetached = async () => {
+      expect([await loopOf(disk()), await staged()]).toEqual([undefined, []]);
+      await isClear();
+    };
+
+    test("a container has a driver's block device, and keeps it though a program detaches its file; two share it", async () => {
+      driver.capabilities = [Rpc.STAGE_UNSTAGE_VOLUME];
+      const write =
+        "echo written-by-m1 | dd of=/dev/xvda conv=notrunc 2>/dev/null; sync; test -b /dev/xvda && echo done";
+      await put(asDevice(write), "m1");
+      await says("m1", "done");
+      expect(readFileSync(disk()).subarray(0, 13).toString()).toBe("written-by-m1");
+      const { path } = (await loopOf(disk()))!;
+      expect(await loopOf(path)).toMatchObject({ readOnly: true });
+      // Any program that may open it may ask for that.
+      await runCommand("losetup", ["--detach", path]);
+      expect((await loopOf(disk()))?.path).toBe(path);
+
+      await put(asDevice("head -c 13 /dev/xvda; echo; stat -c '%t:%T' /dev/xvda"), "m2");
+      await says("m2", "written-by-m1", (statSync(path).rdev & 0xff).toString(16));
+      await stop("m1");
+      expect(await loopOf(path)).toBeDefined();
+      await stop("m2");
+      expect(driver.asked.filter((each) => each.endsWith("stage disk-1"))).toEqual(["stage disk-1", "unstage disk-1"]);
+      await isDetached();
+    });
+
+    test("a container that may only read a block device cannot write to it", async () => {
+      await put(
+        {
+          ...asDevice("head -c 4 /dev/xvda | wc -c; dd if=/dev/zero of=/dev/xvda bs=1 count=1"),
+          volumes: [
+            {
+              name: "data",
+              type: "csi",
+              driver: DRIVER,
+              read_only: true,
+              persistent: { ...outliving.persistent, mode: "block" },
+            },
+          ],
+        },
+        "m1",
+      );
+      await says("m1", "4\n", "can't open '/dev/xvda': Operation not permitted");
+      await stop("m1");
+      await isDetached();
+    });
+
+    test("nothing runs with what is no block device", async () => {
+      driver.publishesInstead = "/dev/null";
+      await put(asDevice("echo ran"), "m1");
+      await vi.waitFor(
+        async () => expect(await messageOf("m1")).toContain("is a character device, and no block device"),
+        PATIENCE,
+      );
+      expect(await log("m1")).not.toContain("ran");
+      await stop("m1");
+      await isDetached();
+    });
+
+    test("the backend is killed while a block device is published and while it is taken back: it is there once, and undone", async () => {
+      driver.capabilities = [Rpc.STAGE_UNSTAGE_VOLUME];
+      driver.isHanging = true;
+      await put(asDevice("test -b /dev/xvda && echo there"));
+      await vi.waitFor(() => expect(driver.asked).toEqual(["stage disk-1"]), PATIENCE);
+      await backend.kill();
+      driver.isHanging = false;
+      await backend.start();
+      await says("m1", "there");
+
+      for (const step of ["unpublish", "unstage"] as const) {
+        driver.refuses.clear();
+        driver.refuses.set(step, "not yet");
+        await backend.call("POST", "/v1/machines/m1/stop", { grace_seconds: 0 });
+        await vi.waitFor(() => expect(driver.asked.at(-1)).toBe(`${step} disk-1`), PATIENCE);
+        await backend.kill();
+        await backend.start();
+        expect((await backend.call("GET", "/v1/machines/m1")).body).toMatchObject({
+          ...{ state: "stopping", csi_volumes: [{ driver: DRIVER, volume: "disk-1" }] },
+        });
+      }
+      driver.refuses.clear();
+      await backend.reaches("m1", "stopped");
+      await isDetached();
+    });
+
     test("a running machine keeps its mount while backend and driver are killed, and what a lost machine had is taken back", async () => {
       await put(mounting("echo first > /data/first"));
       await backend.reaches("m1", "running");
@@ -212,7 +315,7 @@ else
         rmSync(join(backend.stateDir, "machines/m1", name), { force: true });
       rmSync(join(root(), "plugins_registry/csi-reg.sock"), { force: true });
       await backend.start();
-      driver = await new TestCsiDriver().listen(join(root(), "plugins_registry/csi-reg.sock"));
+      driver = await newDriver().listen(join(root(), "plugins_registry/csi-reg.sock"));
       await vi.waitFor(isClear, PATIENCE);
     });
   });

@@ -4,6 +4,7 @@ import { once } from "node:events";
 import {
   closeSync,
   existsSync,
+  linkSync,
   lstatSync,
   mkdirSync,
   mkdtempSync,
@@ -25,6 +26,7 @@ import { describe, expect, onTestFinished, test, vi } from "vitest";
 import { mountPoints } from "../../../providers/local/host/mounts.ts";
 import type { VolumeUse } from "../../../providers/local/volume-contents.ts";
 import { checkLoopVolumes, hasLoopVolumes, LoopVolumes } from "../../../providers/local/volumes/loop-files.ts";
+import { hostBlockDevices } from "../../../providers/local/plugins/csi-devices.ts";
 import { attachLoop, loopOf } from "../../../providers/local/volumes/loop-devices.ts";
 import type { VolumeRecord } from "../../../src/provider/volume-book.ts";
 import { SharedPlaces } from "../../../src/queue/shared-places.ts";
@@ -321,6 +323,31 @@ else {
     await volumes.remove(record);
     expect(existsSync(image)).toBe(false);
     expect(await volumes.attached()).toEqual([]);
+  });
+
+  test("a block device of others is held open for each node of it, and let go by the last that has it", async () => {
+    const { dir, image } = setup();
+    writeFileSync(image, Buffer.alloc(MIB));
+    const { path } = await attachLoop(image, { readOnly: false });
+    const numbers = hostBlockDevices.numbers(path);
+    const nodes = ["own", "others"].map((name) => join(dir, name));
+    for (const node of nodes) execFileSync("mknod", [node, "b", ...numbers.split(":")]);
+    for (const node of [...nodes, ...nodes]) await hostBlockDevices.hold(node);
+    expect(nodes.map((node) => hostBlockDevices.numbers(node))).toEqual([numbers, numbers]);
+    clear(path);
+    expect((await loopOf(image))?.path).toBe(path);
+    await hostBlockDevices.letGo(nodes[0]!, [nodes[1]!]);
+    // Another name of the same node, as of a driver that binds it: each has it open for itself.
+    const again = join(dir, "again");
+    linkSync(nodes[1]!, again);
+    await hostBlockDevices.hold(again);
+    await hostBlockDevices.letGo(nodes[1]!, [again]);
+    expect([await loopOf(nodes[0]!), (await loopOf(again)) !== undefined, (await loopOf(image))?.path]).toEqual([
+      ...[undefined, true, path],
+    ]);
+    for (let time = 0; time < 2; time++) await hostBlockDevices.letGo(again, [join(dir, "none")]);
+    // What was detached while it was held open is free now.
+    expect([await loopOf(nodes[1]!), await loopOf(image)]).toEqual([undefined, undefined]);
   });
 
   test("a block device grows while it is used", async () => {

@@ -250,15 +250,40 @@ describe("a pod's persistent volume of a CSI driver of others", () => {
     });
   });
 
-  test("as a block device is refused by name", async () => {
+  const blockPod = (claim: object = {}) =>
+    podOf(claim, { volumeMounts: [], volumeDevices: [{ name: "data", devicePath: "/dev/xvda" }] });
+
+  test("as a block device is refused by name where the backend has none of drivers", async () => {
     pv({ volumeMode: "Block" });
-    const pod = podOf({}, { volumeMounts: [], volumeDevices: [{ name: "data", devicePath: "/dev/xvda" }] });
-    expect(await read(pod)).toEqual({
+    expect(await read(blockPod())).toEqual({
       kind: "waiting",
       isWhole: true,
-      message: `MapVolume.MapPodDevice failed for volume "pv-1" : it has volumeMode Block, and this node gives machines volumes of the CSI driver ${DRIVER} as file systems alone`,
+      message: `MapVolume.MapPodDevice failed for volume "pv-1" : it has volumeMode Block, and this node gives machines volumes of the CSI driver ${DRIVER} as file systems alone (its backend lacks the capability volumes.csi_block)`,
     });
     expect(claimed).toEqual([]);
+  });
+
+  test("as a block device has nothing of a file system, and its driver is told of no tokens", async () => {
+    offered = [...offered, "volumes.csi_block"];
+    pv({ volumeMode: "Block", mountOptions: ["noatime"] }, { fsType: "ext4", volumeAttributes: { a: "1" } });
+    csiDriver({ podInfoOnMount: true, fsGroupPolicy: "File", tokenRequests: [{ audience: "vault" }] });
+    expect(await disk(blockPod({ readOnly: true }))).toEqual({
+      ...{ type: "csi", driver: DRIVER, read_only: true, attributes: { a: "1" } },
+      persistent: {
+        ...persistent,
+        mode: "block",
+        publish_context: { dev: "sdb" },
+        publish_attributes: expect.objectContaining({ "csi.storage.k8s.io/ephemeral": "false" }) as object,
+      },
+    });
+  });
+
+  test("as a block device waits in a kubelet's words of devices for its secrets", async () => {
+    offered = [...offered, "volumes.csi_block"];
+    pv({ volumeMode: "Block" }, { nodeStageSecretRef: { namespace: "storage", name: "stage" } });
+    expect(await read(blockPod())).toMatchObject({
+      message: expect.stringMatching(/^MapVolume\.SetUpDevice failed for volume "pv-1" : /) as string,
+    });
   });
 
   test("is refused where the backend has none, and so is one of vmlet's own", async () => {
