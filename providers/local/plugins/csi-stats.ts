@@ -1,6 +1,7 @@
 /**
- * What CSI drivers say of how full machines' volumes are (NodeGetVolumeStats). As in a kubelet, a driver is asked in
- * the background and not too often: who wants samples gets what it said last, and waits for no driver.
+ * What CSI drivers say of how full machines' volumes are (NodeGetVolumeStats; kubelet: csi_metrics). As in a kubelet, a
+ * driver is asked in the background and not too often: who wants samples gets what it said last, and waits for no
+ * driver.
  */
 import { join } from "node:path";
 import type { Clock, MachineStats } from "../../../src/provider/kit/index.ts";
@@ -9,7 +10,7 @@ import {
   NodeServiceCapability_RPC_Type as Rpc,
   VolumeUsage_Unit as Unit,
 } from "../../../src/csi/api.gen.js";
-import type { PublishedVolume, PublishedVolumes } from "../csi-volumes.ts";
+import { type PublishedVolume, type PublishedVolumes, volumeIdOf } from "../csi-volumes.ts";
 import type { CsiPlugin } from "./csi-plugin.ts";
 
 type VolumeSample = NonNullable<MachineStats["volumes"]>[number];
@@ -73,16 +74,17 @@ export class CsiStats {
     return [...known].flatMap(([name, { said }]) => (said === undefined ? [] : [{ name, ...said }]));
   }
 
-  async #ask(asked: Asked, { driver, volume, root, path }: PublishedVolume): Promise<void> {
+  /** Inline volumes are asked about as well, and devices, of which a driver mostly says how large they are alone. */
+  async #ask(asked: Asked, at: PublishedVolume): Promise<void> {
+    const { driver, root, path } = at;
     const { drivers, clock } = this.#options;
     const { signal } = this.#closing;
     asked.isUnderWay = true;
     try {
-      // A volume that ends with its machine has an id that only its publisher makes.
-      const api = volume === undefined || root === undefined ? undefined : drivers.plugin(driver);
+      const api = root === undefined ? undefined : drivers.plugin(driver);
       if (api === undefined || !(await api.capabilities(signal)).has(Rpc.GET_VOLUME_STATS)) asked.said = undefined;
       else {
-        const place = { volumeId: volume!, volumePath: join(root!, path), stagingTargetPath: "" };
+        const place = { volumeId: volumeIdOf(at), volumePath: join(root!, path), stagingTargetPath: "" };
         asked.said = judgeUsage(await api.stats(place, signal));
       }
     } catch {

@@ -8,7 +8,7 @@ import { beforeEach, describe, expect, onTestFinished, test } from "vitest";
 import { blockNumbers } from "../../../providers/local/host/block-device.ts";
 import { volumeDevices, volumeSource } from "../../../providers/local/bundle/host-volumes.ts";
 import { validateSpec } from "../../../providers/local/machine/valid-spec.ts";
-import { NodeServiceCapability_RPC_Type as Rpc } from "../../../src/csi/api.gen.js";
+import { type NodeGetVolumeStatsResponse, NodeServiceCapability_RPC_Type as Rpc } from "../../../src/csi/api.gen.js";
 import { specIdentity } from "../../../src/provider/fingerprint.ts";
 import type { MachineSpec, Volume } from "../../../src/provider/machine.ts";
 import { LABEL_NODE, LABEL_UID } from "../../../src/provider/owner.ts";
@@ -278,6 +278,19 @@ describe("a machine with a volume of a CSI driver as a block device", () => {
       isClear();
     },
   );
+
+  test("tells how large it is, as its driver says of the device", async () => {
+    driver.can = new Set([...STAGES, Rpc.GET_VOLUME_STATS]);
+    driver.usage = [{ unit: 1, used: 0n, total: 4096n, available: 0n }] as NodeGetVolumeStatsResponse["usage"];
+    await world.create(having());
+    const volumes = async () => (await world.provider.getStats({ labels: {}, signal }))[0]?.volumes ?? [];
+    await volumes();
+    await world.advance(0);
+    expect([await volumes(), driver.measured]).toEqual([
+      [{ name: "data", used_bytes: 0, capacity_bytes: 4096, available_bytes: 0 }],
+      [target()],
+    ]);
+  });
 
   test("leaves what is no empty file where its device was, and is not over before it is gone", async () => {
     await world.create(having());

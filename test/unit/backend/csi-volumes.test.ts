@@ -7,6 +7,7 @@ import { describe, expect, onTestFinished, test } from "vitest";
 import { volumeSource } from "../../../providers/local/bundle/host-volumes.ts";
 import { capabilitiesOf } from "../../../providers/local/capabilities.ts";
 import {
+  type NodeGetVolumeStatsResponse,
   NodeServiceCapability_RPC_Type as Rpc,
   VolumeCapability_AccessMode_Mode as Mode,
 } from "../../../src/csi/api.gen.js";
@@ -231,6 +232,24 @@ test("volumes of CSI drivers are offered where there are plugins and the engine 
   const has = (hasCsi: boolean, plugins?: object) =>
     capabilitiesOf({ engine: { capabilities: [], hasCsi }, plugins }, { tellsCapacity: false }).includes("volumes.csi");
   expect([has(true, {}), has(false, {}), has(true)]).toEqual([true, false, false]);
+});
+
+test("an inline volume is measured by the id that its driver was given, and one whose driver cannot is not", async () => {
+  const { world, driver } = await worldWith(DRIVER);
+  driver.usage = [{ unit: 1, used: 5n, total: 10n, available: 5n }] as NodeGetVolumeStatsResponse["usage"];
+  const look = async () => (await world.provider.getStats({ labels: {}, signal: world.signal }))[0]?.volumes ?? [];
+  const volumes = async () => {
+    await world.advance(60_000);
+    await look();
+    await world.advance(0);
+    return await look();
+  };
+  await world.create(mounting());
+  expect([await volumes(), driver.measured]).toEqual([[], []]);
+  driver.can = new Set([Rpc.GET_VOLUME_STATS]);
+  expect(await volumes()).toEqual([{ name: "data", used_bytes: 5, capacity_bytes: 10, available_bytes: 5 }]);
+  expect(driver.asked.at(-1)).toBe(`stats ${driver.requests[0]?.volumeId}`);
+  expect(driver.measured[0]).toBe(driver.requests[0]?.targetPath);
 });
 
 test.each([

@@ -13,6 +13,7 @@ export class FakeDriver implements CsiPlugin {
   readonly requests: Parameters<CsiPlugin["publish"]>[0][] = [];
   readonly staged: Parameters<CsiPlugin["stage"]>[0][] = [];
   readonly expanded: Parameters<CsiPlugin["expand"]>[0][] = [];
+  readonly measured: string[] = [];
   can: ReadonlySet<Rpc> = new Set();
   publishError: Error | undefined;
   unpublishError: Error | undefined;
@@ -55,8 +56,9 @@ export class FakeDriver implements CsiPlugin {
     await Promise.resolve();
   }
 
-  async stats({ volumeId }: { volumeId: string }) {
+  async stats({ volumeId, volumePath }: { volumeId: string; volumePath: string }) {
     this.asked.push(`stats ${volumeId}`);
+    this.measured.push(volumePath);
     return await Promise.resolve({ usage: this.usage });
   }
 
