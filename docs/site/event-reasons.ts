@@ -185,6 +185,11 @@ export const EVENT_REASONS: Readonly<Record<string, EventReason>> = {
     meaning: "A change of the pod cannot be brought to its machine.",
     cure: "Make the pod anew where the message says that the backend cannot change it.",
   },
+  FileSystemResizeSuccessful: {
+    ...{ on: "Pod", from: "agent" },
+    meaning: "A volume of a CSI driver has become larger while the pod has it, and can be used whole.",
+    cure: "Nothing is to be done.",
+  },
   HostEvacuated: {
     ...{ on: "Pod", from: "backend" },
     meaning: "The cloud's host of the pod's VM is being evacuated.",
@@ -352,6 +357,12 @@ export const EVENT_REASONS: Readonly<Record<string, EventReason>> = {
     ...{ on: "Pod", from: "backend" },
     meaning: "A persistent volume of the pod is damaged; the message says how.",
     cure: "Bring its data to a new volume, from the last snapshot if it cannot be read.",
+  },
+  VolumeResizeFailed: {
+    ...{ on: "Pod", from: "agent" },
+    meaning:
+      "A volume of a CSI driver has become larger while the pod has it, and its driver does not let it grow there.",
+    cure: "None for now and then: it is tried again. Else look at what the driver says; a claim may be asked for less again.",
   },
   VolumeNotRepublished: {
     ...{ on: "Pod", from: "agent" },

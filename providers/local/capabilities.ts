@@ -46,7 +46,7 @@ export function capabilitiesOf(
   // What drivers give to a container, they give in the Container Device Interface alone.
   if (plugins !== undefined && engine.hasCdi === true) capabilities.add("resource_claims");
   if (plugins !== undefined && engine.hasCsi === true)
-    for (const each of ["volumes.csi", "volumes.csi_persistent"] as const) capabilities.add(each);
+    for (const each of ["volumes.csi", "volumes.csi_persistent", "volumes.csi_growth"] as const) capabilities.add(each);
   // A device is held by a loop device, as one of the host's own volumes is: where these can be had, so can those.
   if (capabilities.has("volumes.csi_persistent") && engine.capabilities.includes("volumes.block"))
     for (const each of ["volumes.block", "volumes.csi_block"] as const) capabilities.add(each);

@@ -9,7 +9,13 @@
  */
 import { createHash } from "node:crypto";
 import { dirname, join } from "node:path";
-import { LABEL_UID, type MachineSpec, type Volume, VmletError } from "../../src/provider/kit/index.ts";
+import {
+  LABEL_UID,
+  type MachinePatch,
+  type MachineSpec,
+  type Volume,
+  VmletError,
+} from "../../src/provider/kit/index.ts";
 
 export type CsiVolume = Extract<Volume, { type: "csi" }>;
 
@@ -39,6 +45,8 @@ export interface CsiHolder {
   showSize(volume: { driver: string; volume: string }, sizeBytes: number): void;
 }
 
+export type CsiGrowth = NonNullable<MachinePatch["csi_volumes"]>[number];
+
 export interface CsiSource {
   /**
    * Has the drivers mount all of the machine's volumes; again for one that has them already, which changes nothing.
@@ -50,6 +58,12 @@ export interface CsiSource {
    * @throws Error in which a driver says why not; to be asked again
    */
   unpublish(holder: CsiHolder, signal: AbortSignal): Promise<void>;
+  /**
+   * A volume that the machine has, and that outlives it, has become larger: its driver lets it grow.
+   * @throws ProviderError in_use, invalid, unavailable or unsupported, as the driver says, and conflict when the
+   *   machine has no such volume
+   */
+  grow(holder: CsiHolder, growth: CsiGrowth, signal: AbortSignal): Promise<void>;
   /**
    * The machine waits no longer for those that were its alone: it is done when the drivers can. One that outlives it is
    * waited for.

@@ -428,7 +428,7 @@ export class LocalProvider implements Provider {
     if (patch.ephemeral_containers !== undefined) this.#volumes?.assertJoinable(patched);
     this.#secrets.reserve(id, tenantOf(supervisor.spec.labels), secretBytes(patched));
     try {
-      await supervisor.patch(patch);
+      await supervisor.patch(patch, options.signal);
     } finally {
       this.#secrets.count(id, tenantOf(supervisor.spec.labels), secretBytes(supervisor.spec));
     }

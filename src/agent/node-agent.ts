@@ -103,6 +103,7 @@ export class NodeAgent {
       this.#node.tellRange(linked),
       this.#pods.volumesInUse.run(linked),
       this.#pods.grownClaims.run(linked),
+      this.#pods.growingClaims.run(linked),
       // The pods of a Node that is not ours belong to its own kubelet.
       this.#node.controller
         .claimed(linked)

@@ -4,6 +4,7 @@ import type { NodeConfig } from "../config/schema.ts";
 import { isTerminal, uidOf } from "../kube/pod.ts";
 import type { Kube } from "../kube/kube.ts";
 import { AgentProber } from "../pods/agent-prober.ts";
+import { GrowingClaims } from "../pods/growing-claims.ts";
 import { GrownClaims } from "../pods/grown-claims.ts";
 import { VolumesInUse } from "../node/volumes-in-use.ts";
 import { PodController } from "../pods/controller.ts";
@@ -45,6 +46,7 @@ export interface NodePods {
   volumesInUse: VolumesInUse;
   /** Tells of those that have grown. */
   grownClaims: GrownClaims;
+  growingClaims: GrowingClaims;
   /** Ends the watches, renewals and probes that outlive single pods. */
   close(): void;
 }
@@ -83,6 +85,10 @@ export function createPods(options: NodeAgentOptions, acting: Kube, backend: Bac
     renderer.redact(parseMachineId(clusterId, id) ?? "", text),
   );
   const grownClaims = new GrownClaims({ kube: acting, clock, random, logger });
+  const growingClaims = new GrowingClaims({
+    ...{ kube: acting, provider, nodeName: node.name, event, clock, random, logger },
+    isOffered: () => backend.forPods().capabilities.has("volumes.csi_growth"),
+  });
   const prober = node.agentProbes
     ? new AgentProber({
         provider,
@@ -112,7 +118,10 @@ export function createPods(options: NodeAgentOptions, acting: Kube, backend: Bac
     logger,
     onInfo: (info) => backend.tell(info),
     readiness: prober,
-    hooks: { ...podMetrics(metrics, clock), onMachine: (pod, machine) => grownClaims.look(pod, machine) },
+    hooks: {
+      ...podMetrics(metrics, clock),
+      onMachine: (pod, machine) => [grownClaims, growingClaims].forEach((each) => each.look(pod, machine)),
+    },
     queueMetrics: queueMetrics(metrics, node.name),
     tracing: options.tracing,
   });
@@ -120,7 +129,8 @@ export function createPods(options: NodeAgentOptions, acting: Kube, backend: Bac
     if (change.type === "delete") allocation.remove(uidOf(change.object));
     else allocation.put(change.object);
     // A pod that is over changes no more: its objects need not be watched nor its tokens replaced.
-    if (change.type === "delete" || isTerminal(change.object)) grownClaims.release(uidOf(change.object));
+    if (change.type === "delete" || isTerminal(change.object))
+      for (const claims of [grownClaims, growingClaims]) claims.release(uidOf(change.object));
     if (change.type === "delete") renderer.release(uidOf(change.object));
     else if (isTerminal(change.object)) renderer.rest(uidOf(change.object));
   });
@@ -131,6 +141,7 @@ export function createPods(options: NodeAgentOptions, acting: Kube, backend: Bac
     disks,
     volumesInUse,
     grownClaims,
+    growingClaims,
     close: () => {
       for (const source of Object.values(sources)) source.close();
       disks.close();

@@ -40,6 +40,7 @@ export const CAPABILITIES = {
   "volumes.csi": "volumes that CSI drivers of the backend's host mount for one machine",
   "volumes.csi_persistent": "the same of volumes that outlive machines, which the cluster has attached to the host",
   "volumes.csi_block": "the same as block devices",
+  "volumes.csi_growth": "their growth while machines have them",
   mount_propagation: "what is mounted in a volume later is seen there, in either direction",
   patch_files: "files replaced in a running machine",
   env_files: "variables of a container whose values are in files of an empty_dir",

@@ -170,7 +170,8 @@ export interface Provider {
   getLogs(id: string, container: string, options: LogOptions): AsyncIterable<LogLine>;
 
   /**
-   * Capability patch_files, patch_image, patch_registry_auth, resize or ephemeral_containers, by what the patch holds.
+   * Capability patch_files, patch_image, patch_registry_auth, resize, ephemeral_containers or volumes.csi_growth, by
+   * what the patch holds.
    */
   updatePod?(id: string, patch: MachinePatch, options: CallOptions): Promise<Machine>;
   /**

@@ -35,7 +35,6 @@ const CAPABILITIES: readonly Capability[] = [
   "resource_claims",
   "volumes.csi",
   "volumes.csi_persistent",
-  "volumes.csi_block",
 ];
 const CAPACITY = {
   allocatable: {

@@ -5,7 +5,7 @@
  * made when it is staged, or published without that, and bound to where it is published.
  */
 import { once } from "node:events";
-import { existsSync, lstatSync, mkdirSync, rmdirSync, unlinkSync, writeFileSync } from "node:fs";
+import { existsSync, lstatSync, mkdirSync, rmdirSync, truncateSync, unlinkSync, writeFileSync } from "node:fs";
 import { statfs } from "node:fs/promises";
 import { join } from "node:path";
 import { createServer, type Http2Server, type ServerHttp2Session } from "node:http2";
@@ -20,7 +20,7 @@ import {
   type NodeStageVolumeRequest,
   VolumeUsage_Unit,
 } from "../../src/csi/api.gen.js";
-import { attachLoop, detachLoop, loopOf } from "../../providers/local/volumes/loop-devices.ts";
+import { attachLoop, detachLoop, loopOf, resizeLoop } from "../../providers/local/volumes/loop-devices.ts";
 import { runCommand } from "../e2e/harness/exec.ts";
 
 type Call = "publish" | "unpublish" | "stage" | "unstage" | "expand";
@@ -76,8 +76,13 @@ export class TestCsiDriver {
               this.staged.delete(volumeId);
               return {};
             },
-            nodeExpandVolume: async ({ volumeId }) => {
+            nodeExpandVolume: async ({ volumeId, capacityRange }) => {
               await this.#ask("expand", volumeId);
+              const device = this.disks === "" ? undefined : await loopOf(join(this.disks, volumeId));
+              if (device !== undefined) {
+                truncateSync(device.file, Number(capacityRange?.requiredBytes ?? 0));
+                await resizeLoop(device);
+              }
               return {};
             },
             nodeGetVolumeStats: async ({ volumePath }) => {

@@ -30,11 +30,15 @@ export class MachineChanges {
    * @throws ProviderError conflict when the machine is at its end, unavailable when it is out of sight, or what the
    *   engine throws
    */
-  async apply(patch: MachinePatch): Promise<void> {
+  async apply({ csi_volumes: growing = [], ...patch }: MachinePatch, signal: AbortSignal): Promise<void> {
     this.#context.trace.asked();
-    const turn = this.#turn.then(() => this.#apply(patch));
-    this.#turn = turn.catch(() => {});
-    await turn;
+    if (growing.length === 0 || Object.keys(patch).length > 0) {
+      const turn = this.#turn.then(() => this.#apply(patch));
+      this.#turn = turn.catch(() => {});
+      await turn;
+    }
+    // In no other change's turn: a driver takes the time that it likes.
+    for (const each of growing) await this.#keeper.growVolume(each, signal);
   }
 
   /**
@@ -103,7 +107,7 @@ export class MachineChanges {
     if (isDeepStrictEqual(resources, shown)) return;
     // A machine of a release that could not change it shows nothing yet.
     if (shown !== undefined && this.#context.sandbox()?.resizeMachine !== undefined)
-      return await this.apply({ machine_resources: resources });
+      return await this.apply({ machine_resources: resources }, this.#context.work.closing);
     state.showOwnResources(resources);
     state.commit();
   }

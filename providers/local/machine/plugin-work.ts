@@ -2,9 +2,9 @@
  * What plugins of the host do for one machine: before anything of it is made, they give its devices, make its claims
  * ready and mount its volumes; when nothing of it runs any more, they take back what is theirs.
  */
-import { doubledMs, linkAbort, pause, toError } from "../../../src/provider/kit/index.ts";
+import { doubledMs, isOver, linkAbort, pause, ProviderError, toError } from "../../../src/provider/kit/index.ts";
 import { ClaimsNotReady } from "../claims.ts";
-import { csiVolumes, VolumesNotReady } from "../csi-volumes.ts";
+import { type CsiGrowth, csiVolumes, VolumesNotReady } from "../csi-volumes.ts";
 import type { MachineContext } from "./machine-context.ts";
 
 const RETRY_MS = { first: 1_000, max: 30_000 };
@@ -82,6 +82,17 @@ export class PluginWork {
     if (!(error instanceof ClaimsNotReady)) return undefined;
     const message = `Failed to prepare dynamic resources: ${error.message}`;
     return { reason: "FailedPrepareDynamicResources", message };
+  }
+
+  /** @throws ProviderError as CsiSource has it, conflict when the machine is at its end */
+  async grow(growth: CsiGrowth, signal: AbortSignal): Promise<void> {
+    const { csi, state, work } = this.#context;
+    const { record } = state;
+    if (isOver(record.machine) || record.ending !== undefined)
+      throw new ProviderError("conflict", `machine ${state.id} is ${record.machine.state}: its volumes do not grow`);
+    if (csi === undefined) throw new ProviderError("unavailable", NOT_SET);
+    using linked = linkAbort(work.closing, signal);
+    await csi.grow(state.csi, growth, linked.signal);
   }
 
   /**

@@ -17,6 +17,7 @@ import type { ContainerRef, Sandbox, SandboxHealth, SandboxLoss } from "../engin
 import { logBytes } from "../shim/log-reader.ts";
 import { ANSWER_MS, answered, limitedSandbox, unanswered } from "./engine-deadlines.ts";
 import type { MachineContext } from "./machine-context.ts";
+import type { CsiGrowth } from "../csi-volumes.ts";
 import { PluginWork, repeated } from "./plugin-work.ts";
 import type { FilesVolume } from "./spec-changes.ts";
 import { charged, exceededLimit, hasStorageLimits, type StorageUse } from "./storage-limits.ts";
@@ -75,6 +76,11 @@ export class SandboxKeeper {
   /** How long the next try to open it has to wait, in milliseconds; not above 0 when it need not. */
   get retryInMs(): number {
     return this.#retry.at - this.#context.clock.monotonic();
+  }
+
+  /** One of a CSI driver that the machine has. @throws ProviderError as PluginWork has it */
+  async growVolume(growth: CsiGrowth, signal: AbortSignal): Promise<void> {
+    await this.#plugins.grow(growth, signal);
   }
 
   // --- open ---

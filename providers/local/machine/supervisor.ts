@@ -259,8 +259,8 @@ export class Supervisor implements MachineHome {
    * @throws ProviderError conflict when the machine is at its end, unavailable when it is out of sight, or what the
    *   engine throws
    */
-  async patch(patch: MachinePatch): Promise<void> {
-    await this.#changes.apply(patch);
+  async patch(patch: MachinePatch, signal: AbortSignal): Promise<void> {
+    await this.#changes.apply(patch, signal);
   }
 
   logs(container: string, options: LogOptions): AsyncIterable<LogLine[]> {

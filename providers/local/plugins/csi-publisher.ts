@@ -28,6 +28,7 @@ import { type Clock, type Logger, unlessAborted } from "../../../src/provider/ki
 import { NodeServiceCapability_RPC_Type as Rpc } from "../../../src/csi/api.gen.js";
 import {
   askedVolumes,
+  type CsiGrowth,
   type CsiHolder,
   type CsiSource,
   type CsiVolume,
@@ -46,10 +47,11 @@ import { makeFolder, writeJson } from "../host/files.ts";
 import { ownTree } from "../volumes/ownership.ts";
 import type { BlockDevices } from "./csi-devices.ts";
 import { assertMounted, clearTarget, DATA, foldersIn, readData, removeTarget, textsOf } from "./csi-folders.ts";
+import { growingVolume, growVolume } from "./csi-growth.ts";
 import type { CsiPlugin } from "./csi-plugin.ts";
 import { driversGroup, expandRequest, publishRequest, stageRequest } from "./csi-requests.ts";
 import { CsiStaging, keyOf } from "./csi-staging.ts";
-import { notReady, notTakenBack, type Step } from "./csi-words.ts";
+import { notGrown, notReady, notTakenBack, type Step } from "./csi-words.ts";
 
 interface CsiPublisherOptions {
   /** @throws Error for a driver that is not there */
@@ -236,6 +238,20 @@ export class CsiPublisher implements CsiSource {
       throw notReady(wish.volume, thrown, "expand");
     }
     holder.showSize({ driver: wish.volume.driver, volume: persistent.volume }, persistent.size_bytes);
+  }
+
+  async grow(holder: CsiHolder, growth: CsiGrowth, signal: AbortSignal): Promise<void> {
+    const { volume, at } = growingVolume(holder, growth);
+    const grow = async () => {
+      signal.throwIfAborted();
+      await growVolume(holder, growth, { ...this.#options, signal: this.#closing.signal });
+    };
+    try {
+      await unlessAborted(this.#inTurns(at, grow), signal);
+    } catch (thrown) {
+      signal.throwIfAborted();
+      throw notGrown(volume, thrown);
+    }
   }
 
   #writeDown({ id, spec }: CsiHolder, { name, driver, persistent }: CsiVolume, at: PublishedVolume): void {

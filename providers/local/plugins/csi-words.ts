@@ -1,6 +1,6 @@
 /** What is said of a CSI driver that fails, in a kubelet's words and its own, without the secrets that it was given. */
 import { Code, ConnectError } from "@connectrpc/connect";
-import { toError } from "../../../src/provider/kit/index.ts";
+import { isProviderError, ProviderError, toError } from "../../../src/provider/kit/index.ts";
 import { type CsiVolume, VolumesNotReady } from "../csi-volumes.ts";
 
 const MAX_MESSAGE_CHARS = 1024;
@@ -46,6 +46,27 @@ export function notReady(volume: CsiVolume, thrown: unknown, step: Step = "publi
   const words = withoutSecrets(wordsOf(thrown), volume);
   const failed = stepWords(step, persistent?.mode === "block");
   return new VolumesNotReady(`${failed} for volume "${persistent?.pv ?? name}" : ${words}`.slice(0, MAX_MESSAGE_CHARS));
+}
+
+/** kubelet: expander, isInfeasibleError: nothing that is tried again helps. */
+const INFEASIBLE: ReadonlySet<Code> = new Set([Code.InvalidArgument, Code.OutOfRange, Code.NotFound]);
+
+/** Of a volume that a machine has, and that does not grow (kubelet: expander, GenerateExpandInUseVolumeFunc). */
+export function notGrown(volume: CsiVolume, thrown: unknown): ProviderError {
+  if (isProviderError(thrown)) return thrown;
+  const why = thrown instanceof ConnectError ? "Expander.NodeExpand failed to expand the volume : " : "";
+  const words = withoutSecrets(`${why}${wordsOf(thrown)}`, volume);
+  const name = volume.persistent?.pv ?? volume.name;
+  const message = `NodeExpandVolume.NodeExpandVolume failed for volume "${name}" : ${words}`.slice(
+    0,
+    MAX_MESSAGE_CHARS,
+  );
+  const code = thrown instanceof ConnectError ? thrown.code : undefined;
+  // The cause may have secrets in it.
+  if (code === Code.FailedPrecondition) return new ProviderError("in_use", message);
+  if (code !== undefined && INFEASIBLE.has(code))
+    return new ProviderError("invalid", message, { field: "csi_volumes.size_bytes" });
+  return new ProviderError("unavailable", message);
 }
 
 /** As Go's gRPC has it. */

@@ -658,6 +658,7 @@ export interface components {
        *     | `volumes.csi` | volumes that CSI drivers of the backend's host mount for one machine |
        *     | `volumes.csi_persistent` | the same of volumes that outlive machines, which the cluster has attached to the host |
        *     | `volumes.csi_block` | the same as block devices |
+       *     | `volumes.csi_growth` | their growth while machines have them |
        *     | `mount_propagation` | what is mounted in a volume later is seen there, in either direction |
        *     | `patch_files` | files replaced in a running machine |
        *     | `env_files` | variables of a container whose values are in files of an empty_dir |
@@ -1509,6 +1510,23 @@ export interface components {
       registry_auth?: components["schemas"]["RegistryAuth"][];
       /** @description Goes with `registry_auth`. */
       registry_auth_version?: string;
+      /**
+       * @description Volumes of CSI drivers with `persistent` that have become as large while the machine has them: their drivers let them grow
+       *     (NodeExpandVolume), and the machine's `csi_volumes` show it. The answer comes after the driver's; a client that gives up asks
+       *     again, which is harmless. `in_use` when the driver says that it cannot while the volume is in use, `invalid` when it says that it
+       *     never can, `unavailable` when it fails otherwise, or the machine does not have the volume yet. Nothing else of the machine waits for
+       *     it. Capability `volumes.csi_growth`.
+       */
+      csi_volumes?: {
+        /** @description The driver's name. */
+        driver: string;
+        /** @description The driver's id of it. */
+        volume: string;
+        /** @description It has become as large. */
+        size_bytes: number;
+        /** @description The secrets of the driver's call. */
+        expand_secrets?: components["schemas"]["CsiAttributes"];
+      }[];
     };
     /**
      * @description pending, creating, starting -> running -> stopping -> stopped -> deleted (a tombstone). `failed` is over as well, keeps its
@@ -2982,4 +3000,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: cf8426a7cfa8feab3bfef7c40e84e933476c7fc71ecfa752e9d18de3aac079b4
+// sha256 of openapi.yaml: 36280f8e449353e037b0676d1eea0da06714e13b5cf2b8869eeafb494429c465

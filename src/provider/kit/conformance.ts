@@ -83,6 +83,8 @@ export const UNCHECKED: readonly Capability[] = [
   "volumes.image",
   "volumes.host_path",
   "volumes.block",
+  "volumes.csi_block",
+  "volumes.csi_growth",
   "volumes.host",
   "mount_propagation",
   "host_network",

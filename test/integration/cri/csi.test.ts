@@ -243,6 +243,25 @@ else
       await isDetached();
     });
 
+    test("a block device grows while a container has it, also for a backend that was killed meanwhile", async () => {
+      driver.capabilities = [Rpc.STAGE_UNSTAGE_VOLUME, Rpc.EXPAND_VOLUME];
+      await put(asDevice("while sleep 1; do blockdev --getsize64 /dev/xvda; done"));
+      await says("m1", "1048576\n");
+      const growth = { driver: DRIVER, volume: "disk-1", size_bytes: 2 * 1024 * 1024 };
+      const grow = () => backend.call("PATCH", "/v1/machines/m1", { csi_volumes: [growth] });
+      driver.isHanging = true;
+      const cut = grow().catch(() => undefined);
+      await vi.waitFor(() => expect(driver.asked.at(-1)).toBe("expand disk-1"), PATIENCE);
+      await backend.kill();
+      await cut;
+      driver.isHanging = false;
+      await backend.start();
+      await vi.waitFor(async () => expect(await grow()).toMatchObject({ body: { csi_volumes: [growth] } }), PATIENCE);
+      await says("m1", "2097152\n");
+      await stop("m1");
+      await isDetached();
+    });
+
     test("a container that may only read a block device cannot write to it", async () => {
       await put(
         {

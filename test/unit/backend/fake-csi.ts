@@ -25,6 +25,7 @@ export class FakeDriver implements CsiPlugin {
   unpublishing: Promise<void> = Promise.resolve();
   staging: Promise<void> = Promise.resolve();
   unstaging: Promise<void> = Promise.resolve();
+  expanding: Promise<void> = Promise.resolve();
   /** It says that it has mounted, and there is nothing. */
   lies = false;
   /** Of the devices that it publishes, by volume. Default: the volume's id. */
@@ -52,8 +53,8 @@ export class FakeDriver implements CsiPlugin {
   async expand(request: Parameters<CsiPlugin["expand"]>[0]) {
     this.asked.push(`expand ${request.volumeId}`);
     this.expanded.push(request);
+    await this.expanding;
     if (this.expandError !== undefined) throw this.expandError;
-    await Promise.resolve();
   }
 
   async stats({ volumeId, volumePath }: { volumeId: string; volumePath: string }) {

@@ -1,0 +1,247 @@
+/**
+ * Claims that grow while a pod's machine has their volumes: the backend is asked to have the drivers let them grow, as
+ * a kubelet does it (operationexecutor: GenerateExpandInUseVolumeFunc, node_expander). Of CSI drivers of others alone:
+ * who controls vmlet's own volumes has them grow whole. That a claim has grown says `GrownClaims`, once the machine
+ * tells of it.
+ *
+ * A claim is read about once a minute, as often as a kubelet looks at a pod's volumes, for a node cannot watch claims.
+ * Nothing is kept of it: what a driver has done already, it does again without harm.
+ */
+import type { Kube } from "../kube/kube.ts";
+import { mergePatch } from "../kube/patch.ts";
+import { resourcePath } from "../kube/paths.ts";
+import { saysNotFound } from "../kube/errors.ts";
+import { claimNameOf, uidOf } from "../kube/pod.ts";
+import type { PersistentVolume, PersistentVolumeClaim, Pod, Secret } from "../kube/wire.ts";
+import { isClaimVolume, type PodVolume, usedVolumes } from "../podspec/pod-volumes.ts";
+import { secretTexts } from "../podspec/references/csi-driver.ts";
+import { csiVolumeName } from "../provider/csi-names.ts";
+import { isProviderError } from "../provider/errors.ts";
+import type { Machine, MachinePatch } from "../provider/machine.ts";
+import type { Provider } from "../provider/provider.ts";
+import { KeyedQueue } from "../queue/keyed-queue.ts";
+import { Quantity } from "../resources/quantity.ts";
+import type { Logger } from "../telemetry/logger.ts";
+import { type Clock, rfc3339 } from "../util/clock.ts";
+import { toError } from "../util/errors.ts";
+import type { Random } from "../util/random.ts";
+
+interface GrowingClaimsOptions {
+  kube: Kube;
+  provider: Pick<Provider, "updatePod">;
+  nodeName: string;
+  /** Whether the backend can do that (`volumes.csi_growth`). */
+  isOffered: () => boolean;
+  event: (pod: Pod, event: { type: "Normal" | "Warning"; reason: string; message: string }) => void;
+  clock: Clock;
+  random: Random;
+  logger: Logger;
+}
+
+interface Growing {
+  pod: Pod;
+  machine: string;
+  /** Bytes that the machine tells of, by the name that a volume has in the Node's status. */
+  sizes: ReadonlyMap<string, number>;
+  /** Volumes of which a driver has said that they cannot grow while they are in use, and to what size. */
+  refused: Map<string, number>;
+}
+
+type Status = NonNullable<PersistentVolumeClaim["status"]>;
+type Growth = NonNullable<MachinePatch["csi_volumes"]>[number];
+
+/** A claim that waits for its node. */
+interface Pending {
+  claim: PersistentVolumeClaim;
+  /** Of the claim. */
+  path: string;
+  pv: string;
+  growth: Growth;
+}
+
+/** Pods whose claims are read at once: a driver may take minutes for each. */
+const AT_ONCE = 4;
+const LOOK_MS = 60_000;
+const AGAIN_MS = { initialMs: 5_000, maxMs: 300_000 };
+const ON_NODE: ReadonlySet<string | undefined> = new Set(["NodeResizePending", "NodeResizeInProgress"]);
+
+export class GrowingClaims {
+  readonly #options: GrowingClaimsOptions;
+  readonly #queue: KeyedQueue;
+  /** By pod. */
+  readonly #growing = new Map<string, Growing>();
+
+  constructor(options: GrowingClaimsOptions) {
+    this.#options = options;
+    this.#queue = new KeyedQueue({
+      ...options,
+      concurrency: AT_ONCE,
+      backoff: AGAIN_MS,
+      handle: (uid, signal) => this.#look(uid, signal),
+    });
+  }
+
+  /** Called at each look at a pod. */
+  look(pod: Pod, { id, state, csi_volumes = [] }: Pick<Machine, "id" | "state" | "csi_volumes">): void {
+    const uid = uidOf(pod);
+    if (state !== "running" || csi_volumes.length === 0 || !this.#options.isOffered()) return this.release(uid);
+    const sizes = new Map(
+      csi_volumes.map(({ driver, volume, size_bytes = 0 }) => [csiVolumeName(driver, volume), size_bytes]),
+    );
+    const refused = this.#growing.get(uid)?.refused;
+    this.#growing.set(uid, { pod, machine: id, sizes, refused: refused ?? new Map<string, number>() });
+    if (refused === undefined) this.#lookLater(uid);
+  }
+
+  /** Forgets a pod that is over or gone. */
+  release(podUid: string): void {
+    this.#growing.delete(podUid);
+    this.#queue.forget(podUid);
+  }
+
+  /** Looks until the signal aborts. */
+  async run(signal: AbortSignal): Promise<void> {
+    await this.#queue.run(signal);
+  }
+
+  #lookLater(uid: string): void {
+    this.#queue.addAfter(uid, LOOK_MS * (0.5 + this.#options.random()));
+  }
+
+  /** @throws what is to be tried again */
+  async #look(uid: string, signal: AbortSignal): Promise<void> {
+    const growing = this.#growing.get(uid);
+    if (growing === undefined) return;
+    let failed: unknown;
+    for (const { volume } of usedVolumes(growing.pod)) {
+      try {
+        const pending = isClaimVolume(volume) ? await this.#pending(growing, volume, signal) : undefined;
+        if (pending !== undefined) await this.#grow(growing, pending, signal);
+      } catch (thrown) {
+        signal.throwIfAborted();
+        // One volume keeps no other one.
+        failed ??= thrown;
+      }
+    }
+    if (failed !== undefined) throw failed;
+    this.#queue.forget(uid);
+    this.#lookLater(uid);
+  }
+
+  /** Undefined for one that does not wait for this machine's node to let it grow. */
+  async #pending(growing: Growing, volume: PodVolume, signal: AbortSignal): Promise<Pending | undefined> {
+    const name = claimNameOf(growing.pod, volume);
+    // kubelet: checkVolumeFSResize.
+    if (name === undefined || volume.persistentVolumeClaim?.readOnly === true) return undefined;
+    const at = { resource: "persistentvolumeclaims", namespace: growing.pod.metadata?.namespace ?? "", name };
+    const claim = await this.#get<PersistentVolumeClaim>(at, signal);
+    const pv = claim?.spec?.volumeName;
+    if (claim === undefined || !pv || !isPending(claim.status)) return undefined;
+    const volumeObject = await this.#get<PersistentVolume>({ resource: "persistentvolumes", name: pv }, signal);
+    const growth = growthOf(claim, volumeObject, growing);
+    if (growth === undefined) return undefined;
+    const expand_secrets = await this.#secrets(volumeObject?.spec?.csi?.nodeExpandSecretRef, signal);
+    return {
+      ...{ claim, pv, path: resourcePath({ ...at, subresource: "status" }) },
+      growth: expand_secrets === undefined ? growth : { ...growth, expand_secrets },
+    };
+  }
+
+  async #secrets(
+    ref: { readonly namespace?: string; readonly name?: string } | undefined,
+    signal: AbortSignal,
+  ): Promise<Record<string, string> | undefined> {
+    if (ref === undefined) return undefined;
+    const path = resourcePath({ resource: "secrets", namespace: ref.namespace ?? "", name: ref.name ?? "" });
+    return secretTexts(await this.#options.kube.request<Secret>({ method: "GET", path, signal }));
+  }
+
+  async #grow({ pod, machine, refused }: Growing, { claim, path, pv, growth }: Pending, signal: AbortSignal) {
+    const { kube, provider, event, nodeName } = this.#options;
+    const status = claim.status?.allocatedResourceStatuses?.["storage"];
+    // The controller changes its size no more from here on (resize_util: MarkNodeExpansionInProgress).
+    let latest = claim;
+    if (status === "NodeResizePending")
+      latest = await kube.request({ ...statusPatch(path, claim, { status: "NodeResizeInProgress" }), signal });
+    try {
+      await provider.updatePod?.(machine, { csi_volumes: [growth] }, { signal });
+    } catch (thrown) {
+      signal.throwIfAborted();
+      const { message } = toError(thrown);
+      if (isProviderError(thrown, "in_use")) {
+        // kubelet: MarkForInUseExpansionError; the next machine that gets the volume has it grown before.
+        refused.set(csiVolumeName(growth.driver, growth.volume), growth.size_bytes);
+        return;
+      }
+      // The machine is at its end, or does not have it any more.
+      if (isProviderError(thrown, "conflict") || isProviderError(thrown, "not_found")) return;
+      event(pod, { type: "Warning", reason: "VolumeResizeFailed", message });
+      const isInfeasible = isProviderError(thrown, "invalid") && status !== undefined;
+      const failure = { ...(isInfeasible && { status: "NodeResizeInfeasible" }), error: message };
+      await kube.request({ ...statusPatch(path, latest, failure, rfc3339(this.#options.clock.now())), signal });
+      if (!isInfeasible) throw thrown;
+      return;
+    }
+    const message = `MountVolume.NodeExpandVolume succeeded for volume "${pv}" ${nodeName}`;
+    event(pod, { type: "Normal", reason: "FileSystemResizeSuccessful", message });
+  }
+
+  async #get<T>(
+    at: { resource: string; namespace?: string; name: string },
+    signal: AbortSignal,
+  ): Promise<T | undefined> {
+    try {
+      return await this.#options.kube.request<T>({ method: "GET", path: resourcePath(at), signal });
+    } catch (thrown) {
+      if (saysNotFound(thrown, at)) return undefined;
+      throw thrown;
+    }
+  }
+}
+
+/** Undefined for what the machine does not have, or has as large already. */
+function growthOf(
+  { metadata, status }: PersistentVolumeClaim,
+  volume: PersistentVolume | undefined,
+  { sizes, refused }: Growing,
+): Growth | undefined {
+  const { csi, capacity, claimRef } = volume?.spec ?? {};
+  const size = status?.allocatedResources?.["storage"] ?? capacity?.["storage"];
+  if (!csi || size === undefined || claimRef?.uid !== metadata?.uid) return undefined;
+  const inNode = csiVolumeName(csi.driver, csi.volumeHandle);
+  const size_bytes = Quantity.parse(size).toNumber();
+  const largest = Math.max(sizes.get(inNode) ?? Infinity, refused.get(inNode) ?? 0);
+  return largest < size_bytes ? { driver: csi.driver, volume: csi.volumeHandle, size_bytes } : undefined;
+}
+
+/** kubelet: node_expander, runPreCheck; without a word of the newer kind it is of an older resizer. */
+function isPending({ allocatedResourceStatuses, allocatedResources, conditions = [] }: Status = {}): boolean {
+  const status = allocatedResourceStatuses?.["storage"];
+  if (status !== undefined || allocatedResources !== undefined) return ON_NODE.has(status);
+  return conditions.some(({ type, status: value }) => type === "FileSystemResizePending" && value === "True");
+}
+
+/** Of this version of the claim alone: another may be that of a claim that grows again. */
+function statusPatch(
+  path: string,
+  { metadata, status }: PersistentVolumeClaim,
+  change: { status?: string; error?: string },
+  now = "",
+) {
+  const { uid, resourceVersion } = metadata ?? {};
+  // kubelet: MarkNodeExpansionFailedCondition.
+  const conditions = change.error !== undefined && [
+    ...(status?.conditions ?? []).filter(({ type }) => type !== "NodeResizeError"),
+    {
+      ...{ type: "NodeResizeError", status: "True", lastTransitionTime: now },
+      message: `failed to expand pvc with ${change.error}`,
+    },
+  ];
+  return mergePatch(path, {
+    metadata: { uid, resourceVersion },
+    status: {
+      ...(change.status !== undefined && { allocatedResourceStatuses: { storage: change.status } }),
+      ...(conditions !== false && { conditions }),
+    },
+  });
+}

@@ -1,0 +1,204 @@
+/** Claims that grow while a machine has their volumes: when the backend is asked, and what is said of it. */
+import { beforeEach, describe, expect, onTestFinished, test } from "vitest";
+import type { KubeRequest } from "../../../src/kube/kube.ts";
+import { uidOf } from "../../../src/kube/pod.ts";
+import type { Pod } from "../../../src/kube/wire.ts";
+import { GrowingClaims } from "../../../src/pods/growing-claims.ts";
+import { ProviderError } from "../../../src/provider/errors.ts";
+import type { Machine, MachinePatch } from "../../../src/provider/machine.ts";
+import { silentLogger } from "../../../src/telemetry/logger.ts";
+import { VirtualClock } from "../../support/virtual-clock.ts";
+import { FakeKube } from "../podspec/fake-kube.ts";
+import { podWithContainer } from "../podspec/fixtures.ts";
+
+const CLAIM = "/api/v1/namespaces/shop/persistentvolumeclaims/data-web-0";
+const MINUTE_MS = 60_000;
+const podOf = (claim: object = {}): Pod =>
+  podWithContainer(
+    { volumeMounts: [{ name: "data", mountPath: "/data" }] },
+    { volumes: [{ name: "data", persistentVolumeClaim: { claimName: "data-web-0", ...claim } }] },
+  );
+const pod = podOf();
+const having = (more: object = {}): Pick<Machine, "id" | "state" | "csi_volumes"> => ({
+  ...{ id: "m1", state: "running" },
+  csi_volumes: [{ driver: "csi.example.com", volume: "disk-1", ...more }],
+});
+const PENDING = {
+  capacity: { storage: "1Gi" },
+  allocatedResources: { storage: "2Gi" },
+  allocatedResourceStatuses: { storage: "NodeResizePending" },
+  conditions: [{ type: "FileSystemResizePending", status: "True" }],
+};
+const GROWTH = { driver: "csi.example.com", volume: "disk-1", size_bytes: 2 * 2 ** 30 };
+
+describe("a claim that grows while a machine has its volume", () => {
+  let clock: VirtualClock;
+  let kube: FakeKube;
+  let growing: GrowingClaims;
+  let status: Record<string, unknown>;
+  let csi: object;
+  let asked: { id: string; patch: MachinePatch }[];
+  let answer: Error | undefined;
+  let events: string[];
+  let isOffered: boolean;
+
+  beforeEach(() => {
+    [clock, kube, asked, answer, events] = [new VirtualClock(), new FakeKube(), [], undefined, []];
+    [status, csi, isOffered] = [PENDING, { driver: "csi.example.com", volumeHandle: "disk-1" }, true];
+    const metadata = { uid: "claim-uid", resourceVersion: "7" };
+    kube.intercept = ({ method, path }: Omit<KubeRequest, "signal">) => {
+      const claim = { metadata, spec: { volumeName: "pv-1" }, status };
+      if (method === "PATCH") return { ...claim, metadata: { ...metadata, resourceVersion: "8" } };
+      if (path.endsWith("/secrets/expand")) return { data: { key: Buffer.from("three").toString("base64") } };
+      return path === CLAIM ? claim : { spec: { claimRef: { uid: "claim-uid" }, capacity: { storage: "2Gi" }, csi } };
+    };
+    growing = new GrowingClaims({
+      ...{ kube, clock, nodeName: "burst-0", random: () => 0.5, logger: silentLogger },
+      provider: {
+        updatePod: (id, patch) => {
+          asked.push({ id, patch });
+          return answer === undefined ? Promise.resolve({} as Machine) : Promise.reject(answer);
+        },
+      },
+      isOffered: () => isOffered,
+      event: (_pod, { type, reason, message }) => events.push(`${type} ${reason}: ${message}`),
+    });
+    const end = new AbortController();
+    const over = growing.run(end.signal);
+    onTestFinished(async () => {
+      end.abort();
+      await over;
+    });
+  });
+
+  const patches = () => kube.requests.flatMap(({ method, body }) => (method === "PATCH" ? [body] : []));
+  const look = async (machine = having(), of: Pod = pod) => {
+    growing.look(of, machine);
+    await clock.advance(MINUTE_MS);
+  };
+
+  test("is marked as under way, and then its driver is asked for, by the backend", async () => {
+    await look();
+    expect(patches()).toEqual([
+      {
+        metadata: { uid: "claim-uid", resourceVersion: "7" },
+        status: { allocatedResourceStatuses: { storage: "NodeResizeInProgress" } },
+      },
+    ]);
+    expect(asked).toEqual([{ id: "m1", patch: { csi_volumes: [GROWTH] } }]);
+    expect(events).toEqual([
+      'Normal FileSystemResizeSuccessful: MountVolume.NodeExpandVolume succeeded for volume "pv-1" burst-0',
+    ]);
+  });
+
+  test("has the secret that the volume names for that passed on", async () => {
+    csi = { ...csi, nodeExpandSecretRef: { namespace: "storage", name: "expand" } };
+    await look();
+    expect(asked[0]?.patch).toEqual({ csi_volumes: [{ ...GROWTH, expand_secrets: { key: "three" } }] });
+  });
+
+  test("of an older resizer is asked for by its condition, and marked as nothing", async () => {
+    status = { capacity: { storage: "1Gi" }, conditions: PENDING.conditions };
+    await look();
+    expect([asked[0]?.patch, patches()]).toEqual([{ csi_volumes: [GROWTH] }, []]);
+  });
+
+  test("that was under way when its agent ended is asked for again", async () => {
+    status = { ...PENDING, allocatedResourceStatuses: { storage: "NodeResizeInProgress" } };
+    await look();
+    expect([asked.length, patches()]).toEqual([1, []]);
+  });
+
+  test.each<[string, () => Promise<void>]>([
+    [
+      "waits for its controller",
+      async () => {
+        status = { ...PENDING, allocatedResourceStatuses: { storage: "ControllerResizeInProgress" } };
+        await look();
+      },
+    ],
+    [
+      "has failed for good",
+      async () => {
+        status = { ...PENDING, allocatedResourceStatuses: { storage: "NodeResizeInfeasible" } };
+        await look();
+      },
+    ],
+    [
+      "is nothing that grows",
+      async () => {
+        status = { capacity: { storage: "2Gi" } };
+        await look();
+      },
+    ],
+    ["has grown for its machine already", () => look(having({ size_bytes: 2 * 2 ** 30 }))],
+    ["is not what the machine has", () => look(having({ volume: "disk-2" }))],
+    ["is read-only for the pod", () => look(having(), podOf({ readOnly: true }))],
+    ["has a machine that does not run yet", () => look({ ...having(), state: "creating" })],
+    [
+      "is on a backend that cannot do it",
+      () => {
+        isOffered = false;
+        return look();
+      },
+    ],
+    [
+      "has a pod that went",
+      async () => {
+        growing.look(pod, having());
+        growing.release(uidOf(pod));
+        await clock.advance(MINUTE_MS);
+      },
+    ],
+  ])("is left alone that %s", async (_what, lookOnce) => {
+    await lookOnce();
+    expect([asked, patches(), events]).toEqual([[], [], []]);
+  });
+
+  test("that fails says so, in the claim as well, and is asked for again", async () => {
+    answer = new ProviderError("unavailable", "NodeExpandVolume.NodeExpandVolume failed: busy");
+    await look();
+    expect(events).toEqual(["Warning VolumeResizeFailed: NodeExpandVolume.NodeExpandVolume failed: busy"]);
+    expect(patches().at(-1)).toMatchObject({
+      metadata: { resourceVersion: "8" },
+      status: {
+        conditions: [
+          PENDING.conditions[0],
+          {
+            ...{ type: "NodeResizeError", status: "True" },
+            message: "failed to expand pvc with NodeExpandVolume.NodeExpandVolume failed: busy",
+          },
+        ],
+      },
+    });
+    answer = undefined;
+    await clock.advance(MINUTE_MS);
+    expect([asked.length, events.at(-1)?.split(":")[0]]).toEqual([2, "Normal FileSystemResizeSuccessful"]);
+  });
+
+  test("that its driver can never do is left to the controller", async () => {
+    answer = new ProviderError("invalid", "too large");
+    await look();
+    expect(patches().at(-1)).toMatchObject({
+      status: { allocatedResourceStatuses: { storage: "NodeResizeInfeasible" } },
+    });
+    expect(asked).toHaveLength(1);
+  });
+
+  test("that cannot be while it is in use is asked for once, and without a word", async () => {
+    answer = new ProviderError("in_use", "in use");
+    await look();
+    growing.look(pod, having());
+    await clock.advance(5 * MINUTE_MS);
+    expect([asked.length, events]).toEqual([1, []]);
+  });
+
+  test("is looked for again as long as the machine runs", async () => {
+    status = { capacity: { storage: "1Gi" } };
+    await look();
+    expect(asked).toEqual([]);
+    status = PENDING;
+    await clock.advance(MINUTE_MS);
+    expect(asked).toHaveLength(1);
+  });
+});
