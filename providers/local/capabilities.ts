@@ -47,9 +47,9 @@ export function capabilitiesOf(
   if (plugins !== undefined && engine.hasCdi === true) capabilities.add("resource_claims");
   if (plugins !== undefined && engine.hasCsi === true)
     for (const each of ["volumes.csi", "volumes.csi_persistent", "volumes.csi_growth"] as const) capabilities.add(each);
-  // A device is held by a loop device, as one of the host's own volumes is: where these can be had, so can those.
-  if (capabilities.has("volumes.csi_persistent") && engine.capabilities.includes("volumes.block"))
-    for (const each of ["volumes.block", "volumes.csi_block"] as const) capabilities.add(each);
+  // A device is held open by a loop device: where the host's own volumes are none, so are drivers'.
+  if (capabilities.has("volumes.csi_persistent") && capabilities.has("volumes.block"))
+    capabilities.add("volumes.csi_block");
   return [...capabilities];
 }
 

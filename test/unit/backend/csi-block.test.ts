@@ -7,6 +7,7 @@ import { Code, ConnectError } from "@connectrpc/connect";
 import { beforeEach, describe, expect, onTestFinished, test } from "vitest";
 import { blockNumbers } from "../../../providers/local/host/block-device.ts";
 import { volumeDevices, volumeSource } from "../../../providers/local/bundle/host-volumes.ts";
+import { capabilitiesOf } from "../../../providers/local/capabilities.ts";
 import { validateSpec } from "../../../providers/local/machine/valid-spec.ts";
 import { type NodeGetVolumeStatsResponse, NodeServiceCapability_RPC_Type as Rpc } from "../../../src/csi/api.gen.js";
 import { specIdentity } from "../../../src/provider/fingerprint.ts";
@@ -330,6 +331,21 @@ test("what is at a path itself is judged, and never where a link leads", () => {
     " is a folder, and no block device",
   ]);
   expect(() => blockNumbers("/dev/null")).toThrow("/dev/null is a character device, and no block device");
+});
+
+test("is offered where the host's own volumes may be block devices, and CSI drivers are served", () => {
+  const offers = (engine: object, plugins?: object, persistentVolumes = true) =>
+    capabilitiesOf(
+      { engine: { capabilities: ["volumes.persistent", "volumes.block"], ...engine }, plugins, persistentVolumes },
+      { tellsCapacity: false },
+    ).includes("volumes.csi_block");
+  expect(offers({ hasCsi: true }, {})).toBe(true);
+  expect([
+    offers({ hasCsi: true }),
+    offers({ hasCsi: false }, {}),
+    offers({ hasCsi: true, capabilities: [] }, {}),
+    offers({ hasCsi: true }, {}, false),
+  ]).toEqual([false, false, false, false]);
 });
 
 describe("a specification with a block device of a CSI driver", () => {
