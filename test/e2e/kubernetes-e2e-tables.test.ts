@@ -30,15 +30,19 @@ test.each([
   ["RESULTS.md", () => tagged],
   ["RESULTS-cri.md", () => tagged],
   ["RESULTS-vm.md", () => tagged],
+  ["RESULTS-incus.md", () => tagged],
   ["RESULTS-storage.md", () => storage.cri!],
   ["RESULTS-storage-vm.md", () => storage.vm!],
+  ["RESULTS-storage-incus.md", () => storage.incus!],
 ] as const)("%s names each spec of the suite, and no other", async (name, specsOf) => {
   const specs = specsOf();
   expect(specs.length).toBeGreaterThan(100);
   expect(differences(fromMarkdown(await table(name)), specs)).toEqual({ unnamed: [], gone: [] });
 });
 
-test.each(["RESULTS.md", "RESULTS-cri.md", "RESULTS-vm.md", "RESULTS-storage.md", "RESULTS-storage-vm.md"])(
-  "%s says of which release the list is",
-  async (name) => expect(await table(name)).toContain(`suite of Kubernetes ${kubernetesVersion}`),
+test.each([
+  ...["RESULTS.md", "RESULTS-cri.md", "RESULTS-vm.md", "RESULTS-incus.md"],
+  ...["RESULTS-storage.md", "RESULTS-storage-vm.md", "RESULTS-storage-incus.md"],
+])("%s says of which release the list is", async (name) =>
+  expect(await table(name)).toContain(`suite of Kubernetes ${kubernetesVersion}`),
 );

@@ -22,8 +22,15 @@ import { freePort } from "./harness/ports.ts";
 import { waitFor } from "./harness/wait.ts";
 
 const RELEASE = "disks";
-/** As the chart has it of the Secret with a node's token. */
-const secretFile = (secret: string) => `/etc/vmlet/secrets/${secret}/token`;
+type Provider = VolumeDriverOptions["nodes"][number]["provider"];
+
+/** The files that a provider's configuration names, each by where the chart has it of a Secret. */
+function secretsOf(secret: string, provider: Provider): { path: string; inChart: string }[] {
+  const files = "tokenFile" in provider ? { tokenFile: provider.tokenFile } : provider.cloud;
+  return Object.entries(files).flatMap(([key, path]) =>
+    key.endsWith("File") && typeof path === "string" ? [{ path, inChart: `/etc/vmlet/secrets/${secret}/${key}` }] : [],
+  );
+}
 const SIDECARS: Record<string, () => Promise<string>> = {
   provisioner: buildCsiProvisioner,
   attacher: buildCsiAttacher,
@@ -44,7 +51,10 @@ export interface VolumeDriver {
 export interface VolumeDriverOptions {
   cluster: Cluster;
   /** As the agents have them. */
-  nodes: readonly { name: string; provider: { type: "http-vm"; url: string; tokenFile: string } }[];
+  nodes: readonly {
+    name: string;
+    provider: { type: "http-vm"; url: string; tokenFile: string } | { type: "cloud"; cloud: object };
+  }[];
   clusterId: string;
   /** The chart's `csi`. */
   csi?: Json;
@@ -60,10 +70,18 @@ export async function startVolumeDriver(options: VolumeDriverOptions): Promise<V
   const controller = [`--kubeconfig=${adminKubeconfig}`, "--leader-election=false"];
   sandbox.spawn("snapshot-controller", "/bin/sh", again(await buildSnapshotController(), controller));
 
+  // Nodes of one provider share a Secret, as they share its configuration.
+  const secretOf = (provider: Provider) => nodes.find((node) => node.provider === provider)!.name;
+  const secrets = nodes.flatMap(({ provider }) => secretsOf(secretOf(provider), provider));
+  const inChart = (provider: Provider) =>
+    secretsOf(secretOf(provider), provider).reduce(
+      (text, each) => text.replaceAll(JSON.stringify(each.path), JSON.stringify(each.inChart)),
+      JSON.stringify(provider),
+    );
   const chart = await installChart(cluster, RELEASE, {
     clusterId,
-    existingSecrets: nodes.map(({ name }) => name),
-    nodes: nodes.map(({ name, provider }) => ({ name, provider: { ...provider, tokenFile: secretFile(name) } })),
+    existingSecrets: [...new Set(nodes.map(({ provider }) => secretOf(provider)))],
+    nodes: nodes.map(({ name, provider }) => ({ name, provider: JSON.parse(inChart(provider)) as Json })),
     csi: { enabled: true, ...csi },
   });
   // They run here, and no image of them could be pulled.
@@ -75,15 +93,14 @@ export async function startVolumeDriver(options: VolumeDriverOptions): Promise<V
   const { containers } = chart.objects.find(({ kind, metadata }) => kind === "Deployment" && metadata.name === account)!
     .spec.template.spec;
   const socket = join(sandbox.dir, "csi.sock");
-  const withTokens = (text: string) =>
-    nodes.reduce((all, { name, provider }) => all.replaceAll(secretFile(name), provider.tokenFile), text);
+  const withSecrets = (text: string) => secrets.reduce((all, each) => all.replaceAll(each.inChart, each.path), text);
   const backendsFile = join(sandbox.dir, "backends.yaml");
   const backends = chart.objects.find(({ kind, metadata }) => kind === "ConfigMap" && metadata.name === account);
-  if (backends !== undefined) await writeFile(backendsFile, withTokens(backends.data["backends.yaml"]));
+  if (backends !== undefined) await writeFile(backendsFile, withSecrets(backends.data["backends.yaml"]));
   const argsOf = async (container: Json): Promise<[args: string[], port: number]> => {
     const port = await freePort();
     const args = (container.args as string[]).map((arg) =>
-      withTokens(arg)
+      withSecrets(arg)
         .replace("/csi/csi.sock", socket)
         .replace("/etc/vmlet/csi/backends.yaml", backendsFile)
         .replace(/^(--http-endpoint=).*$/, `$1127.0.0.1:${port}`)

@@ -16,6 +16,8 @@ import { startHost } from "./incus-host.ts";
 
 const INCUSD = "/usr/libexec/incus/incusd";
 const IMAGE = "vmlet-guest";
+/** Of Debian. */
+export const GUEST_SUITE = "bookworm";
 
 /** Why no Incus can be had here; empty when it can. */
 export async function missingForIncus(): Promise<string[]> {
@@ -184,7 +186,7 @@ async function start(
   const file = join(sandbox.dir, "guest.tar");
   const signal = AbortSignal.timeout(600_000);
   const fingerprint = await buildGuestImage(file, {
-    suite: "bookworm",
+    suite: GUEST_SUITE,
     guestConfig: guestConfig?.(host.near, gateway),
     prewarm: prewarm && { images: await prewarm(host.near), auth: [] },
     signal,
@@ -211,6 +213,22 @@ async function start(
       await startMember(member);
     },
   };
+}
+
+/** @param registry that guests trust @param more of its `engine` */
+export function guestConfigOf(registry: string, more: object = {}): string {
+  return JSON.stringify({
+    apiVersion: "vmlet.dev/v1",
+    kind: "BackendConfig",
+    listen: { socket: "/run/vmlet/guest.sock" },
+    stateDir: "/var/lib/vmlet",
+    engine: {
+      type: "cri",
+      network: { cidr: "100.127.255.0/24" },
+      images: { parallelPulls: 4, insecureRegistries: [registry] },
+      ...more,
+    },
+  });
 }
 
 /** Of LXC's and of the daemon's own mounts. */

@@ -41,17 +41,21 @@ export function hasHostAccess(engine: ContainerEngine): boolean {
   return HOST_ENGINES.includes(engine);
 }
 
-export interface Environment extends AsyncDisposable {
+/** Whatever the nodes' machines are. */
+export interface SuiteEnvironment extends AsyncDisposable {
   cluster: Cluster;
   registry: TestRegistry;
-  /** The nodes', or the first node's. */
-  backend: BackendProcess;
-  /** With `zones`, of each node, in the order of their names. */
-  backends: readonly BackendProcess[];
   /** Of each node, in the order of their names. */
   agents: readonly AgentProcess[];
   /** Copies the logs of everything that was started. */
   saveLogs(dir: string): Promise<void>;
+}
+
+export interface Environment extends SuiteEnvironment {
+  /** The nodes', or the first node's. */
+  backend: BackendProcess;
+  /** With `zones`, of each node, in the order of their names. */
+  backends: readonly BackendProcess[];
 }
 
 export interface EnvironmentOptions {
@@ -85,7 +89,7 @@ export async function startEnvironment({
 }: EnvironmentOptions = {}): Promise<Environment> {
   const { missing } = await engineOnThisHost(engine);
   if (missing.length > 0) throw new Error(`engine ${engine} cannot run on this host: ${missing.join(", ")}`);
-  const registry = await startRegistry({ port: registryPort });
+  const registry = await startSuiteRegistry();
   let cluster: Cluster | undefined;
   const backends: BackendProcess[] = [];
   const dispose = async () => {
@@ -97,16 +101,8 @@ export async function startEnvironment({
     await registry.stop();
   };
   try {
-    cluster = await startCluster({
-      apiServerFlags: [
-        "--bind-address=0.0.0.0",
-        `--advertise-address=${hostAddress}`,
-        "--endpoint-reconciler-type=lease",
-        // Inside the cluster, the certificate is good for the Service's name, not for the host's address.
-        "--service-account-jwks-uri=https://kubernetes.default.svc/openid/v1/jwks",
-      ],
-    });
-    const apiPort = Number(new URL(cluster.url).port);
+    cluster = await startSuiteCluster();
+    const apiPort = portOf(cluster);
     const { sandbox } = cluster;
     const newBackend = (cidr: string, more: Partial<BackendOptions> = {}) =>
       startBackend({
@@ -131,55 +127,93 @@ export async function startEnvironment({
       for (const [index, zone] of nodeNames.entries())
         backends.push(await newBackend(machineCidrs[index]!, { name: `backend-${zone}`, config: { zone } }));
     else backends.push(await newBackend(machineCidr));
-    const agents: AgentProcess[] = [];
-    for (const [index, nodeName] of nodeNames.slice(0, nodes).entries()) {
-      const address = hostAddresses[index]!;
-      const agent = await startAgent({
-        sandbox: cluster.sandbox,
-        kubeconfig: await cluster.userKubeconfig(`system:node:${nodeName}`, ["system:nodes"]),
-        nodeName,
-        identity: "direct",
-        provider: (backends[index] ?? backends[0]!).provider,
-        node: {
-          taints: [],
-          addresses: [address],
-          capacity: { cpu: "16", memory: "32Gi", pods: "110", "ephemeral-storage": "100Gi" },
-          // A node's own credentials may not read it from kube-system.
-          kubelet: { clientCAFile: cluster.caFile, address, port: kubeletPort },
-          dns: { clusterDns: [dnsAddress], clusterDomain },
-          ...node,
-        },
-      });
-      agents.push(agent);
-    }
-    await startDns(cluster, apiPort);
-    if (kubeProxy) await startKubeProxy(cluster);
-    const { admin } = cluster;
-    await waitFor({ what: "ready nodes", timeoutMs: 60_000 }, async () => {
-      const { items } = await admin.get("/api/v1/nodes");
-      const ready = items.filter(({ status }: Json) =>
-        status.conditions?.some((each: Json) => each.type === "Ready" && each.status === "True"),
-      );
-      must(ready.length === nodes, items);
-    });
-    const { dir } = cluster.sandbox;
-    const saveLogs = async (target: string) => {
-      for (const file of await readdir(dir))
-        if (file.endsWith(".log")) await copyFile(join(dir, file), join(target, file));
-    };
-    return { cluster, registry, backend: backends[0]!, backends, agents, saveLogs, [Symbol.asyncDispose]: dispose };
+    const providers = backends.map(({ provider }) => provider);
+    const started = await startNodes(cluster, { providers, cidr: machineCidr, nodes, node, kubeProxy });
+    return { cluster, registry, backend: backends[0]!, backends, ...started, [Symbol.asyncDispose]: dispose };
   } catch (thrown) {
     await dispose();
     throw thrown;
   }
 }
 
+export function startSuiteRegistry(): Promise<TestRegistry> {
+  return startRegistry({ port: registryPort });
+}
+
+export function startSuiteCluster(): Promise<Cluster> {
+  return startCluster({
+    apiServerFlags: [
+      "--bind-address=0.0.0.0",
+      `--advertise-address=${hostAddress}`,
+      "--endpoint-reconciler-type=lease",
+      // Inside the cluster, the certificate is good for the Service's name, not for the host's address.
+      "--service-account-jwks-uri=https://kubernetes.default.svc/openid/v1/jwks",
+    ],
+  });
+}
+
+const portOf = ({ url }: Cluster) => Number(new URL(url).port);
+
+interface NodesOptions {
+  /** Of each node, in the order of their names, or one of all. */
+  providers: readonly Json[];
+  /** Range of the machines' addresses. */
+  cidr: string;
+  nodes?: number | undefined;
+  node?: Json;
+  kubeProxy?: boolean | undefined;
+}
+
+/** The agents, DNS and the Services' rules, until the nodes are ready. */
+export async function startNodes(
+  cluster: Cluster,
+  { providers, cidr, nodes = nodeNames.length, node = {}, kubeProxy = true }: NodesOptions,
+): Promise<Pick<SuiteEnvironment, "agents" | "saveLogs">> {
+  const agents: AgentProcess[] = [];
+  for (const [index, nodeName] of nodeNames.slice(0, nodes).entries()) {
+    const address = hostAddresses[index]!;
+    const agent = await startAgent({
+      sandbox: cluster.sandbox,
+      kubeconfig: await cluster.userKubeconfig(`system:node:${nodeName}`, ["system:nodes"]),
+      nodeName,
+      identity: "direct",
+      provider: providers[index] ?? providers[0]!,
+      node: {
+        taints: [],
+        addresses: [address],
+        capacity: { cpu: "16", memory: "32Gi", pods: "110", "ephemeral-storage": "100Gi" },
+        // A node's own credentials may not read it from kube-system.
+        kubelet: { clientCAFile: cluster.caFile, address, port: kubeletPort },
+        dns: { clusterDns: [dnsAddress], clusterDomain },
+        ...node,
+      },
+    });
+    agents.push(agent);
+  }
+  await startDns(cluster);
+  if (kubeProxy) await startKubeProxy(cluster, cidr);
+  const { admin } = cluster;
+  await waitFor({ what: "ready nodes", timeoutMs: 60_000 }, async () => {
+    const { items } = await admin.get("/api/v1/nodes");
+    const ready = items.filter(({ status }: Json) =>
+      status.conditions?.some((each: Json) => each.type === "Ready" && each.status === "True"),
+    );
+    must(ready.length === nodes, items);
+  });
+  const { dir } = cluster.sandbox;
+  const saveLogs = async (target: string) => {
+    for (const file of await readdir(dir))
+      if (file.endsWith(".log")) await copyFile(join(dir, file), join(target, file));
+  };
+  return { agents, saveLogs };
+}
+
 /** The rules of Services, in the kernel of this host: machines reach them through their bridge. */
-async function startKubeProxy({ sandbox, userKubeconfig }: Cluster): Promise<void> {
+async function startKubeProxy({ sandbox, userKubeconfig }: Cluster, cidr: string): Promise<void> {
   sandbox.spawn("kube-proxy", await buildKubeProxy(), [
     `--kubeconfig=${await userKubeconfig("system:kube-proxy")}`,
     "--proxy-mode=nftables",
-    `--cluster-cidr=${machineCidr}`,
+    `--cluster-cidr=${cidr}`,
     `--hostname-override=${nodeNames[0]}`,
     // It is the other node's as well.
     `--nodeport-addresses=${hostAddresses.map((address) => `${address}/32`).join(",")}`,
@@ -191,7 +225,8 @@ async function startKubeProxy({ sandbox, userKubeconfig }: Cluster): Promise<voi
 }
 
 /** CoreDNS on this host, behind the Service `kube-dns` as anywhere. */
-async function startDns({ sandbox, admin, adminKubeconfig }: Cluster, apiPort: number): Promise<void> {
+async function startDns(cluster: Cluster): Promise<void> {
+  const { sandbox, admin, adminKubeconfig } = cluster;
   const corefile = join(sandbox.dir, "Corefile");
   await writeFile(
     corefile,
@@ -199,7 +234,7 @@ async function startDns({ sandbox, admin, adminKubeconfig }: Cluster, apiPort: n
   bind ${hostAddress}
   errors
   kubernetes ${clusterDomain} in-addr.arpa {
-    endpoint https://127.0.0.1:${apiPort}
+    endpoint https://127.0.0.1:${portOf(cluster)}
     kubeconfig ${adminKubeconfig}
   }
 }

@@ -145,7 +145,7 @@ export function toMarkdown(
   return [
     "# Kubernetes conformance",
     "",
-    `Written by \`npm run conformance\`: the tests of the e2e suite of Kubernetes ${kubernetes}, unchanged, against two nodes on engine \`${engine}\`.`,
+    `Written by \`npm run conformance\`: the tests of the e2e suite of Kubernetes ${kubernetes}, unchanged, against two nodes on ${placeOf(engine)}.`,
     SUITE_COLUMN,
     "A test is left out only when more work would not make it pass; the reason says why. One that was not run has no result yet.",
     "",
@@ -168,6 +168,10 @@ export function toMarkdown(
     "",
   ].join("\n");
 }
+
+/** Of an option `--engine`. */
+export const placeOf = (engine: string) =>
+  engine === "incus" ? "an Incus cluster, whose containers are the machines" : `engine \`${engine}\``;
 
 /** A sentence about what `resultRows` tells. */
 export const SUITE_COLUMN =

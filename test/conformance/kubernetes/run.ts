@@ -3,7 +3,8 @@
  * Kubernetes' own e2e suite against vmlet's nodes. `--focus` also takes a group (`^common/node$`); `--unpassed` chooses what
  * RESULTS.md does not have as passed, `--within` what passed there in no more seconds than that (CI's slice); `--untagged`
  * also takes tests that are tagged neither [Conformance] nor [NodeConformance]. With these two, RESULTS.md stays as it is.
- * `--engine vm` has a table of its own, RESULTS-vm.md, with what was run of it. `--attempts 2` tries what fails once more, and
+ * `--engine vm` has a table of its own, RESULTS-vm.md, with what was run of it; so has `--engine incus`, whose machines are
+ * containers of an Incus cluster. `--attempts 2` tries what fails once more, and
  * says so: some tests race with any node ("lifecycle of Pods and PodStatus" wants a pod Ready just when its image changes).
  * `--table` runs nothing: it writes the engine's table anew, of the results that it has and all that the suite has besides.
  * That is what a new release of the suite wants first: CI fails where a table does not name what the suite has.
@@ -22,6 +23,7 @@ import { kubernetesVersion } from "../../e2e/harness/build.ts";
 import { chosenEngine, parseEngine } from "../../support/engines.ts";
 import { environmentPrograms, hasHostAccess, startEnvironment } from "./environment.ts";
 import { pushImages, repositoryList, suitePrograms } from "./images.ts";
+import { fetchGuestPackages, startIncusEnvironment } from "./incus-environment.ts";
 import { isInside, runInside, setUp } from "./namespaces.ts";
 import { complete, fromMarkdown, merge, resultsOf, toMarkdown, type Result } from "./report.ts";
 import { leftOut, isSerial, selectSpecs, specOf, suiteOf, wasRun, type GinkgoReport, type Spec } from "./specs.ts";
@@ -43,8 +45,8 @@ const { values: options } = parseArgs({
   },
 });
 const SUITE_FILE = "specs.json";
-const engine = parseEngine(options.engine);
-const hostAccess = hasHostAccess(engine);
+const engine = options.engine === "incus" ? "incus" : parseEngine(options.engine);
+const hostAccess = engine !== "incus" && hasHostAccess(engine);
 /** Where `--within` looks up how long a test takes, whatever the engine: the whole suite is run on engine oci. */
 const knownResults = join(import.meta.dirname, "../RESULTS.md");
 const resultsFile = engine === "oci" ? knownResults : join(import.meta.dirname, `../RESULTS-${engine}.md`);
@@ -59,7 +61,8 @@ if (options.table) {
 } else if (isInside()) {
   process.exitCode = await main();
 } else {
-  process.exitCode = await runInside([...environmentPrograms, ...suitePrograms]);
+  const ofEngine = engine === "incus" ? [fetchGuestPackages] : [];
+  process.exitCode = await runInside([...environmentPrograms, ...suitePrograms, ...ofEngine]);
 }
 
 async function main(): Promise<number> {
@@ -70,7 +73,7 @@ async function main(): Promise<number> {
   const host = { ...(await setUp()), hostAccess };
   const abort = new AbortController();
   process.once("SIGINT", () => abort.abort());
-  await using environment = await startEnvironment({ engine });
+  await using environment = await (engine === "incus" ? startIncusEnvironment() : startEnvironment({ engine }));
   console.log(`control plane, backend and agents log to ${environment.cluster.sandbox.dir}`);
   const repositories = join(reportDir, "repositories.yaml");
   await writeFile(repositories, stringify(repositoryList(environment.registry.host)));

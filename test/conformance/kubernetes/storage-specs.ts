@@ -1,5 +1,5 @@
 /** Which of the suite's specs are about the driver of volumes, and RESULTS-storage.md. */
-import { resultRows, SUITE_COLUMN, summary, type Result } from "./report.ts";
+import { placeOf, resultRows, SUITE_COLUMN, summary, type Result } from "./report.ts";
 import type { StorageEngine } from "./suite-reports.ts";
 import { specOf, type GinkgoReport, type Spec, type SpecReport } from "./specs.ts";
 
@@ -43,6 +43,11 @@ const ENGINE_LINES: Readonly<Record<StorageEngine, readonly string[]>> = {
     "The StorageClass binds at once: a clone is made while no pod has its source. A snapshot is ready when no pod has its volume any more, for which the stress of",
     "snapshots does not wait: it is left out. The machines are emulated (no KVM), several times slower than a processor.",
   ],
+  incus: [
+    "dynamically, so the patterns of pre-provisioned and inline volumes are of older plugins. The machines are containers of an Incus cluster, the volumes its",
+    "custom volumes, of a pool that is one file system (btrfs): they have no file system, mount options or block devices of their own, no snapshots, and one",
+    "machine each, so tests that have several pods on one volume at a time are left out.",
+  ],
 };
 
 export function toStorageMarkdown(
@@ -59,7 +64,7 @@ export function toStorageMarkdown(
     "# Kubernetes' external storage suite",
     "",
     `Written by \`npm run conformance:storage\`: the tests of the suite of Kubernetes ${kubernetes} for CSI drivers, unchanged, with \`vmlet csi\` and the CSI project's`,
-    `sidecars as the chart runs them, two nodes on engine \`${engine}\`, and those StatefulSet tests of sig-apps that claim volumes. Windows' patterns are not counted.`,
+    `sidecars as the chart runs them, two nodes on ${placeOf(engine)}, and those StatefulSet tests of sig-apps that claim volumes. Windows' patterns are not counted.`,
     "A test that is left out skips itself, for what the driver's file (`kubernetes/storage.ts`) does not declare: volumes of CSI drivers are provisioned",
     ...ENGINE_LINES[engine],
     SUITE_COLUMN,

@@ -2,7 +2,8 @@
  * `npm run conformance:storage [-- --focus REGEX] [--skip REGEX] [--unpassed] [--within SECONDS] [--parallel N] [--attempts N] [--engine vm] [--table]`:
  * Kubernetes' external storage suite against the CSI driver of vmlet's volumes, and its StatefulSet tests that claim some:
  * two nodes on an engine, `vmlet csi` and the CSI project's sidecars beside the control plane as the chart runs them.
- * `--engine vm` has a table of its own, RESULTS-storage-vm.md.
+ * `--engine vm` has a table of its own, RESULTS-storage-vm.md, and so has `--engine incus`, whose machines are containers of an
+ * Incus cluster, with its custom volumes.
  * `--focus` also takes a group (`^subPath$`); `--within` chooses what passed in RESULTS-storage.md in no more seconds than
  * that, and leaves the file as it is; without it the file gets what was run, as it ends. `--tmpfs 6g` keeps images and volumes in so much
  * memory, for a host whose disk is nearly full (the nodes would have disk pressure), on a file system of 200 GiB: StatefulSets' tests
@@ -24,6 +25,7 @@ import { runCommand } from "../../e2e/harness/exec.ts";
 import { sidecarPrograms, startVolumeDriver } from "../../e2e/volume-driver.ts";
 import { environmentPrograms, hasHostAccess, nodeNames, startEnvironment } from "./environment.ts";
 import { pushImages, repositoryList, suitePrograms } from "./images.ts";
+import { fetchGuestPackages, startIncusEnvironment } from "./incus-environment.ts";
 import { isInside, runInside, setUp } from "./namespaces.ts";
 import { fromMarkdown, merge, resultsOf, withNotRun, type Result } from "./report.ts";
 import { isSerial, wasRun, type GinkgoReport, type Spec } from "./specs.ts";
@@ -65,13 +67,18 @@ if (options.table) {
 } else
   process.exitCode = isInside()
     ? await main()
-    : await runInside([...environmentPrograms, ...suitePrograms, ...sidecarPrograms]);
+    : await runInside([
+        ...environmentPrograms,
+        ...suitePrograms,
+        ...sidecarPrograms,
+        ...(engine === "incus" ? [fetchGuestPackages] : []),
+      ]);
 
 async function main(): Promise<number> {
   const reportDir = await mkdtemp(join(tmpdir(), "vmlet-storage-"));
   console.log(`logs: ${reportDir}`);
   const { specs, suite, driverFile } = await chosen(reportDir);
-  const host = { ...(await setUp()), hostAccess: hasHostAccess(engine!) };
+  const host = { ...(await setUp()), hostAccess: engine !== "incus" && hasHostAccess(engine!) };
   if (options.tmpfs !== undefined) {
     await runCommand("mount", ["-t", "tmpfs", "-o", `size=${options.tmpfs}`, "tmpfs", MEMORY]);
     const [image, disk] = [join(MEMORY, "disk.img"), join(MEMORY, "disk")];
@@ -83,8 +90,8 @@ async function main(): Promise<number> {
   }
   const abort = new AbortController();
   process.once("SIGINT", () => abort.abort());
-  await using environment = await startEnvironment({ engine, zones: options.zones });
-  const { cluster, registry, backends } = environment;
+  await using environment = await startMachines();
+  const { cluster, registry, providers } = environment;
   console.log(`control plane, backend, agents and sidecars log to ${cluster.sandbox.dir}`);
   const csi = {
     storageClasses: [
@@ -99,7 +106,7 @@ async function main(): Promise<number> {
   };
   await startVolumeDriver({
     cluster,
-    nodes: backends.map(({ provider }, index) => ({ name: nodeNames[index]!, provider })),
+    nodes: providers.map((provider, index) => ({ name: nodeNames[index]!, provider })),
     clusterId: CLUSTER,
     csi,
   });
@@ -131,6 +138,16 @@ async function main(): Promise<number> {
   const results = resultsSoFar(specs, reports);
   print(results);
   return results.some(({ outcome }) => outcome === "failed") ? 1 : 0;
+}
+
+/** The environment, and where its volumes are: one entry for a backend, or a cloud. */
+async function startMachines() {
+  if (engine === "incus") {
+    const environment = await startIncusEnvironment({ volumes: true });
+    return Object.assign(environment, { providers: [environment.provider] });
+  }
+  const environment = await startEnvironment({ engine: engine!, zones: options.zones });
+  return Object.assign(environment, { providers: environment.backends.map(({ provider }) => provider) });
 }
 
 async function writeTable(newer: readonly Result[], suite: readonly Spec[]): Promise<void> {

@@ -10,11 +10,13 @@ import type { GinkgoReport } from "./specs.ts";
 import { readReport } from "./suite-run.ts";
 
 /** Whose volumes the suite can be run with. */
-export const STORAGE_ENGINES = ["cri", "vm"] as const;
+export const STORAGE_ENGINES = ["cri", "vm", "incus"] as const;
 export type StorageEngine = (typeof STORAGE_ENGINES)[number];
 
 /** What an engine's volumes are. A guest has a kernel of its own: one machine has a disk. */
-const OWN: Readonly<Record<StorageEngine, { smallest: string; fsTypes: object; capabilities: object }>> = {
+const OWN: Readonly<
+  Record<StorageEngine, { smallest: string; fsTypes: object; mountOptions?: object; capabilities: object }>
+> = {
   cri: {
     // The smallest that all of its file systems can have.
     smallest: "300Mi",
@@ -41,11 +43,26 @@ const OWN: Readonly<Record<StorageEngine, { smallest: string; fsTypes: object; c
       topology: false,
     },
   },
+  // Of a pool that is one file system, which a volume is a part of.
+  incus: {
+    smallest: "16Mi",
+    fsTypes: { "": {} },
+    mountOptions: {},
+    capabilities: {
+      onlineExpansion: true,
+      multipods: false,
+      block: false,
+      RWX: false,
+      capReadOnlyMany: false,
+      topology: false,
+      snapshotDataSource: false,
+    },
+  },
 };
 
 /** What the suite may ask of the driver: of this engine, and on this host. */
 function driverOf(engine: StorageEngine): object {
-  const { smallest, fsTypes, capabilities } = OWN[engine];
+  const { smallest, fsTypes, mountOptions = { noatime: {} }, capabilities } = OWN[engine];
   return {
     StorageClass: { FromExistingClassName: "vmlet" },
     SnapshotClass: { FromName: true },
@@ -53,7 +70,7 @@ function driverOf(engine: StorageEngine): object {
       Name: CSI_DRIVER,
       SupportedSizeRange: { Min: smallest },
       SupportedFsType: fsTypes,
-      SupportedMountOption: { noatime: {} },
+      SupportedMountOption: mountOptions,
       // None for snapshots: their stress takes them of volumes that pods have, and waits for them meanwhile.
       StressTestOptions: { NumPods: 4, NumRestarts: 3 },
       Capabilities: {

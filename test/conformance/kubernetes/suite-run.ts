@@ -6,7 +6,7 @@ import PQueue from "p-queue";
 import { kubectlBinary } from "../../e2e/harness/binaries.ts";
 import { buildKubernetesSuite, kubernetesVersion } from "../../e2e/harness/build.ts";
 import { runCommand } from "../../e2e/harness/exec.ts";
-import type { Environment } from "./environment.ts";
+import type { SuiteEnvironment } from "./environment.ts";
 import { resultsOf, summary, type Result } from "./report.ts";
 import { focusOn, isSerial, isSlow, portions, type GinkgoReport, type HostFacts, type Spec } from "./specs.ts";
 
@@ -50,7 +50,7 @@ export async function listImages(repositories: string): Promise<string[]> {
 }
 
 export interface SuiteRun {
-  environment: Environment;
+  environment: SuiteEnvironment;
   host: HostFacts;
   repositories: string;
   reportDir: string;

@@ -1,10 +1,21 @@
 /** What a case needs to know of the place where it runs; devcluster and the real control plane both provide it. */
 import type { AgentProcess, BackendProcess } from "../harness/agent.ts";
-import type { Client } from "../harness/client.ts";
+import type { Client, Json } from "../harness/client.ts";
 import { passTime } from "../harness/wait.ts";
 import type { History } from "./history.ts";
 
-export interface Environment extends AsyncDisposable {
+/** What runs the node's machines, for those who look at them and those who kill it. */
+export interface Machines {
+  /** Every machine, tombstones left out. */
+  machines(): Promise<Json[]>;
+  /** Takes one away from its pod. */
+  removeMachine(id: string): Promise<void>;
+  restart(signal: NodeJS.Signals): Promise<void>;
+  /** What runs the machines' containers ends without warning, and starts again. */
+  killRuntime(): Promise<void>;
+}
+
+export interface CaseEnvironment extends AsyncDisposable {
   /** A user who may do everything. */
   readonly client: Client;
   readonly kubeconfig: string;
@@ -12,10 +23,14 @@ export interface Environment extends AsyncDisposable {
   /** Scratch space that ends with the environment. */
   readonly dir: string;
   readonly agent: AgentProcess;
-  readonly backend: BackendProcess;
+  readonly backend: Machines;
   readonly history: History;
   /** Ends the API server without warning and starts it again on the same data. */
   restartApiServer(): Promise<void>;
+}
+
+export interface Environment extends CaseEnvironment {
+  readonly backend: BackendProcess;
 }
 
 export const faults = ["nothing", "the agent", "the backend", "the runtime", "the API server"] as const;
@@ -27,7 +42,7 @@ export type Fault = (typeof faults)[number];
 const delaysMs = [0, 5, 20, 60, 150];
 let kills = 0;
 
-export async function inject(environment: Environment, fault: Fault): Promise<void> {
+export async function inject(environment: CaseEnvironment, fault: Fault): Promise<void> {
   if (fault === "nothing") return;
   await passTime(delaysMs[kills++ % delaysMs.length]!, "each kill comes at another moment");
   switch (fault) {

@@ -4,14 +4,14 @@
  */
 import { join } from "node:path";
 import { expect } from "vitest";
-import type { Environment } from "./environment.ts";
+import type { CaseEnvironment } from "./environment.ts";
 import { workloadProcesses } from "./history.ts";
 import { containerStatus, Pods, serve, shell, stubborn } from "./pods.ts";
 import { scratch } from "./workload.ts";
 import { must, waitFor } from "../harness/wait.ts";
 
 export interface CaseContext {
-  env: Environment;
+  env: CaseEnvironment;
   pods: Pods;
   /** The middle of the case: whatever is to be killed in this run is killed, and started again. */
   disturb(): Promise<void>;

@@ -5,7 +5,7 @@ import { startDevCluster } from "../../../src/devcluster/index.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
 import { startAgent, startBackend, type AgentProcess, type BackendProcess } from "../harness/agent.ts";
-import { createClient } from "../harness/client.ts";
+import { createClient, type Json } from "../harness/client.ts";
 import { startCluster, type Cluster, type ClusterOptions } from "../harness/cluster.ts";
 import { createSandbox, type Sandbox } from "../harness/processes.ts";
 import { chosenEngine, removeEngine } from "../../support/engines.ts";
@@ -40,7 +40,8 @@ export async function startRealEnvironment(options: StartOptions = {}): Promise<
   try {
     const nodeName = options.nodeName ?? "vmlet-e2e";
     const backend = await startBackendOn(cluster.sandbox, options);
-    const start = options.startAgent ?? ((at) => startImpersonating(at, options.node));
+    const start =
+      options.startAgent ?? (() => startImpersonating({ cluster, provider: backend.provider, nodeName }, options.node));
     const agent = await start({ cluster, backend, nodeName });
     const history = await recordHistory({ client: cluster.admin, machines: backend.machines });
     return {
@@ -137,8 +138,9 @@ async function startBackendOn(
   }
 }
 
-async function startImpersonating(
-  { cluster, backend, nodeName }: { cluster: Cluster; backend: BackendProcess; nodeName: string },
+/** An agent whose credentials may do nothing but impersonate its node, and read the client CA. */
+export async function startImpersonating(
+  { cluster, provider, nodeName }: { cluster: Cluster; provider: Json; nodeName: string },
   node: object = {},
 ): Promise<AgentProcess> {
   await allowImpersonation(cluster, nodeName);
@@ -146,7 +148,7 @@ async function startImpersonating(
     sandbox: cluster.sandbox,
     kubeconfig: await cluster.userKubeconfig("vmlet-agent"),
     nodeName,
-    provider: backend.provider,
+    provider,
     node: { ...node },
   });
 }

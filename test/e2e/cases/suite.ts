@@ -4,12 +4,12 @@ import type { Json } from "../harness/client.ts";
 import { HttpError } from "../harness/client.ts";
 import { must, waitFor } from "../harness/wait.ts";
 import { sliced } from "../../support/slice.ts";
-import { inject, type Environment, type Fault } from "./environment.ts";
+import { inject, type CaseEnvironment, type Fault } from "./environment.ts";
 import type { Case } from "./pod-cases.ts";
 import { Pods } from "./pods.ts";
 
 export interface SuiteOptions {
-  start: () => Promise<Environment>;
+  start: () => Promise<CaseEnvironment>;
   startTimeoutMs: number;
   cases: readonly Case[];
   faults: readonly Fault[];
@@ -30,7 +30,7 @@ let groups = 0;
 
 export function describeCases(title: string, options: SuiteOptions): void {
   describe(title, () => {
-    let env: Environment;
+    let env: CaseEnvironment;
     beforeAll(async () => {
       env = await options.start();
     }, options.startTimeoutMs);
@@ -105,7 +105,7 @@ function oneAtATime(kill: () => Promise<void>): () => Promise<void> {
 }
 
 /** A namespace in which pods can be created: with its default ServiceAccount where the cluster makes one. */
-export async function createNamespace(env: Pick<Environment, "client">, name: string): Promise<string> {
+export async function createNamespace(env: Pick<CaseEnvironment, "client">, name: string): Promise<string> {
   await env.client.create("/api/v1/namespaces", { metadata: { name } });
   await waitFor({ what: `the default ServiceAccount of ${name}` }, () =>
     env.client.get(`/api/v1/namespaces/${name}/serviceaccounts/default`),
@@ -114,7 +114,7 @@ export async function createNamespace(env: Pick<Environment, "client">, name: st
 }
 
 /** Removes controllers first: they would replace the pods. */
-async function emptyNamespace(env: Environment, pods: Pods): Promise<void> {
+async function emptyNamespace(env: CaseEnvironment, pods: Pods): Promise<void> {
   for (const path of [
     "/apis/apps/v1/deployments",
     "/apis/apps/v1/statefulsets",

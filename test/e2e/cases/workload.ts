@@ -6,7 +6,7 @@ import { execFileSync } from "node:child_process";
 import { readFile } from "node:fs/promises";
 import { type ContainerEngine, type ContainerEngineOptions, engineOnThisHost } from "../../support/engines.ts";
 import { testNetwork } from "../../support/host.ts";
-import { busyboxImage, startRegistry, type TarEntry } from "../../support/registry.ts";
+import { busyboxImage, startRegistry, type TarEntry, type TestRegistry } from "../../support/registry.ts";
 import type { Json } from "../harness/client.ts";
 
 export type EngineConfig = { type: ContainerEngine } & Pick<ContainerEngineOptions, "network" | "images">;
@@ -46,13 +46,18 @@ export async function useEngine(type: ContainerEngine): Promise<{ engine: Engine
   const { missing } = await engineOnThisHost(type);
   if (missing.length > 0) throw new Error(`engine ${type} cannot run on this host: ${missing.join(", ")}`);
   const registry = await startRegistry();
-  await registry.push("t/busybox:1", await busyboxImage(await nodeWithLibraries()));
+  await useImage(registry);
   const { dir: _dir, ...network } = testNetwork("");
-  current = { image: `${registry.host}/t/busybox:1`, node: "/bin/node", seesHost: false };
   return {
     engine: { type, network, images: { insecureRegistries: [registry.host] } },
     stop: () => registry.stop(),
   };
+}
+
+/** The workload becomes an image of this registry. @param host where machines find it, if elsewhere */
+export async function useImage(registry: TestRegistry, host = registry.host): Promise<void> {
+  await registry.push("t/busybox:1", await busyboxImage(await nodeWithLibraries()));
+  current = { image: `${host}/t/busybox:1`, node: "/bin/node", seesHost: false };
 }
 
 async function nodeWithLibraries(): Promise<TarEntry[]> {

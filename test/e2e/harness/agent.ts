@@ -44,6 +44,8 @@ export interface BackendProcess extends RestartableProcess {
   readonly client: Client;
   /** Every machine, tombstones left out. */
   machines(): Promise<Json[]>;
+  /** Takes one away from its pod. */
+  removeMachine(id: string): Promise<void>;
   /** Ends engine cri's own containerd without warning; the backend starts another. */
   killRuntime(): Promise<void>;
 }
@@ -104,6 +106,9 @@ export async function startBackend({
         if (!page.next_cursor) return all;
         cursor = page.next_cursor;
       }
+    },
+    async removeMachine(id: string) {
+      await client.delete(`/v1/machines/${id}?force=true`);
     },
     async killRuntime() {
       const pidOf = async () => Number((await readFile(join(stateDir, "cri/pid"), "utf8")).split(" ")[0]);

@@ -1,7 +1,6 @@
 /** Pods on a real Incus: each is an instance of its own, made from the image that `vmlet cloud image` makes. */
 import { execFileSync } from "node:child_process";
 import { writeFile } from "node:fs/promises";
-import { createConnection, createServer, type Server } from "node:net";
 import { join } from "node:path";
 import { afterAll, afterEach, beforeAll, describe, expect, test } from "vitest";
 import { IncusCloud } from "../../../providers/cloud/incus/cloud.ts";
@@ -20,8 +19,9 @@ import { type Client, createClient, type Json } from "../../e2e/harness/client.t
 import { createKubectl, type Kubectl } from "../../e2e/harness/kubectl.ts";
 import { createSandbox, type Sandbox } from "../../e2e/harness/processes.ts";
 import { must, waitFor } from "../../e2e/harness/wait.ts";
-import { missingForIncus, startIncus, type TestIncus } from "../../support/incus.ts";
+import { guestConfigOf, missingForIncus, startIncus, type TestIncus } from "../../support/incus.ts";
 import { leaveOut } from "../../support/left-out.ts";
+import { relayTo } from "../../support/relay.ts";
 import { busyboxImage, missingForImages, startRegistry } from "../../support/registry.ts";
 
 const missing = [...(await missingForIncus()), ...[missingForImages() ?? []].flat()];
@@ -59,6 +59,9 @@ async function failsHalfWay(): Promise<void> {
 /** What it says it is, and that it serves. */
 const PROGRAM = `echo hello from $(hostname); echo here >/tmp/index.html; httpd -p 8080 -h /tmp; ${serve}`;
 const START_MS = 240_000;
+/** Pods of the soak, and how many there are at once; by hand it is 200 of them. */
+const SOAK_PODS = Number(process.env["SOAK_INCUS"] ?? 6);
+const SOAK_BURST = Math.min(20, SOAK_PODS / 2);
 
 function pods(): void {
   const cleanups: (() => Promise<unknown>)[] = [];
@@ -81,7 +84,7 @@ function pods(): void {
     const port = Number(registry.host.split(":")[1]);
     const nameOf = (address: string, name: string) => `${address}:${port}/t/${name}:1`;
     incus = await startIncus(sandbox, {
-      guestConfig: (address) => guestConfig(`${address}:${port}`),
+      guestConfig: (address) => guestConfigOf(`${address}:${port}`),
       prewarm: async (address) => {
         // The registry listens on loopback only.
         const relay = await relayTo(address, port);
@@ -343,6 +346,64 @@ function pods(): void {
     }
   }, 300_000);
 
+  test(
+    `${SOAK_PODS} pods in bursts, with the agent killed in the middle of each, leave nothing behind`,
+    { timeout: 400_000 + SOAK_PODS * 30_000 },
+    async () => {
+      const { client, ...rest } = place;
+      const scope = "soak";
+      const types = [{ name: "small", resources: { cpu_millis: 500, memory_bytes: 2 ** 29 }, zone: "one" }];
+      const instanceTypes = [{ name: "small", cpu: "500m", memory: "512Mi", zone: "one" }];
+      const provider = { type: "cloud", cloud: incus.cloud, scope, instanceTypes };
+      const other = await startAgent({ ...rest, nodeName: scope, provider });
+      const pods = new Pods(client, "default", scope);
+      const before = projectOf(incus);
+      try {
+        for (let made = 0; made < SOAK_PODS; made += SOAK_BURST) {
+          const names = Array.from({ length: SOAK_BURST }, (_, index) => `soak-${made + index}`);
+          const spec = { containers: [container()], terminationGracePeriodSeconds: 1 };
+          for (const name of names) await pods.create(name, spec);
+          await waitFor({ what: "an instance to be there", timeoutMs: START_MS }, () =>
+            must(incus.instances().length > 0, "none"),
+          );
+          await other.restart("SIGKILL");
+          for (const name of names)
+            await pods.until(name, "to run", ({ status }) => status.phase === "Running", SOAK_BURST * START_MS);
+          expect(incus.instances()).toHaveLength(SOAK_BURST);
+          for (const name of names) await pods.delete(name);
+          await other.restart("SIGKILL");
+          await waitFor({ what: "the burst to be gone", timeoutMs: SOAK_BURST * START_MS }, async () =>
+            must((await pods.list()).length === 0 && incus.instances().length === 0, incus.instances()),
+          );
+        }
+      } finally {
+        await pods.deleteAll();
+        await other.stop();
+      }
+      const cloud = new IncusCloud(incus.cloud);
+      const collecting = new CloudProvider({ cloud, scope, types, collectEveryMs: 500, tombstoneMs: 500 });
+      const api = new IncusClient(incus.cloud);
+      const inTwoHours = { ...systemClock, now: () => systemClock.now() + 2 * 3_600_000 };
+      try {
+        // Whoever asks something of it sets it to work.
+        await collecting.getPods({ labels: {}, signal });
+        const ours = () => cloud.entries.list(["vmlet-scope", scope], { signal });
+        const timeoutMs = 120_000 + SOAK_PODS * 5_000;
+        await waitFor({ what: "the tombstones to go", timeoutMs }, async () =>
+          must((await ours()).length === 0, "not yet"),
+        );
+        // That an entry is gone is known for an hour.
+        await new ProfileEntries(api, inTwoHours).list(["vmlet-scope", scope], { signal });
+        const { profiles, ...after } = projectOf(incus);
+        expect(after).toEqual({ instances: [], volumes: before.volumes });
+        expect(profiles.filter((each: string) => !before.profiles.includes(each))).toEqual([]);
+      } finally {
+        await collecting.close();
+        await api.close();
+      }
+    },
+  );
+
   test("a volume outlives its instance, on its member, and nobody else has it until that is gone", async () => {
     const cloud = { ...incus.cloud, volumes: { pools: ["default"], member: "two" } } as const;
     const open = () =>
@@ -482,22 +543,9 @@ function pods(): void {
   });
 }
 
-const guestConfig = (registry: string) => `apiVersion: vmlet.dev/v1
-kind: BackendConfig
-listen: { socket: /run/vmlet/guest.sock }
-stateDir: /var/lib/vmlet
-engine:
-  type: cri
-  network: { cidr: 100.127.255.0/24 }
-  images: { insecureRegistries: ["${registry}"] }
-`;
-
-async function relayTo(address: string, port: number): Promise<Server> {
-  const server = createServer((socket) => {
-    const target = createConnection(port, "127.0.0.1");
-    socket.pipe(target).pipe(socket);
-    for (const each of [socket, target]) each.on("error", () => each.destroy());
-  });
-  await new Promise<void>((resolve) => server.listen(port, address, resolve));
-  return server;
+/** What a project has that pods come to. */
+function projectOf({ incus }: TestIncus): Json {
+  const list = (path: string) => JSON.parse(incus("query", `/1.0/${path}?project=burst`)) as string[];
+  const [instances, profiles] = [list("instances"), list("profiles")];
+  return { instances, profiles, volumes: list("storage-pools/default/volumes/custom") };
 }

@@ -2,11 +2,11 @@ import { expect } from "vitest";
 import { must, waitFor } from "../../harness/wait.ts";
 import type { Json } from "../../harness/client.ts";
 import { containerStatus, serve, stubborn } from "../pods.ts";
-import type { Environment } from "../environment.ts";
+import type { CaseEnvironment } from "../environment.ts";
 import { condition, type ChecklistCase } from "./case.ts";
 
 /** Machines of the backend that belong to this pod and are not tombstones. */
-async function machinesOf({ backend }: Environment, uid: string): Promise<Json[]> {
+async function machinesOf({ backend }: CaseEnvironment, uid: string): Promise<Json[]> {
   const all = await backend.machines();
   return all.filter((machine) => machine.labels["vmlet.dev/uid"] === uid && machine.state !== "deleted");
 }
@@ -370,7 +370,7 @@ export const lifecycleCases: readonly ChecklistCase[] = [
       const { metadata } = await create("robbed", { restartPolicy: "Never", containers: [shell("main", serve)] });
       await pods.untilReady("robbed");
       const [machine] = await machinesOf(env, metadata.uid);
-      await env.backend.client.delete(`/v1/machines/${machine!.id}?force=true`);
+      await env.backend.removeMachine(machine!.id);
       const pod = await pods.untilPhase("robbed", "Failed");
       expect(containerStatus(pod, "main").state.terminated.exitCode).toBe(137);
     },
