@@ -81,7 +81,7 @@ export async function startVolumeDriver(options: VolumeDriverOptions): Promise<V
   const chart = await installChart(cluster, RELEASE, {
     clusterId,
     existingSecrets: [...new Set(nodes.map(({ provider }) => secretOf(provider)))],
-    nodes: nodes.map(({ name, provider }) => ({ name, provider: JSON.parse(inChart(provider)) as Json })),
+    nodes: nodes.map(({ name, provider }) => ({ name, provider: JSON.parse(inChart(provider)) })),
     csi: { enabled: true, ...csi },
   });
   // They run here, and no image of them could be pulled.
