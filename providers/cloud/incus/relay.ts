@@ -11,19 +11,46 @@ import type { IncusClient } from "./client.ts";
 /** In the image: `vmlet cloud image` puts it there. */
 const RELAY_COMMAND: readonly string[] = ["/usr/lib/vmlet/relay"];
 
-/** @throws ProviderError unavailable */
-export async function dialGuest(client: IncusClient, instance: string, options: CallOptions): Promise<Duplex> {
+/**
+ * Incus gives up an operation whose streams have not come in 5 s. A stream that comes when an operation has just ended
+ * may end Incus itself (6.0.4: `Operation.Connect` calls what `done` has taken away).
+ */
+const SETUP_MS = 4_000;
+
+/**
+ * @param options.setupMs within which all streams are open, or none is used
+ * @throws ProviderError unavailable
+ */
+export async function dialGuest(
+  client: IncusClient,
+  instance: string,
+  { setupMs = SETUP_MS, ...options }: CallOptions & { setupMs?: number },
+): Promise<Duplex> {
+  const late = AbortSignal.timeout(setupMs);
+  const inTime = { signal: AbortSignal.any([options.signal, late]) };
+  try {
+    return await dial(client, instance, inTime);
+  } catch (thrown) {
+    options.signal.throwIfAborted();
+    if (!late.aborted) throw thrown;
+    const message = `Incus has not opened a way into ${instance} within ${setupMs / 1000} s`;
+    throw new ProviderError("unavailable", message, { cause: thrown });
+  }
+}
+
+async function dial(client: IncusClient, instance: string, options: CallOptions): Promise<Duplex> {
   const { operation, secrets } = await begin(client, instance, options);
-  const opened = await Promise.allSettled(
-    ["0", "1", "2", "control"].map((fd) => client.openStream(operation, secrets[fd]!, options)),
-  );
-  const sockets = opened.flatMap((each) => (each.status === "fulfilled" ? [each.value] : []));
+  const open = (fd: string) => client.openStream(operation, secrets[fd]!, options);
+  // The command runs, and may be over at once, as soon as the other three are there: this one must not be on its way then.
+  const control = await open("control");
+  const opened = await Promise.allSettled(["0", "1", "2"].map(open));
+  const sockets = [control, ...opened.flatMap((each) => (each.status === "fulfilled" ? [each.value] : []))];
   const failed = opened.find((each) => each.status === "rejected");
   if (failed !== undefined) {
     for (const socket of sockets) socket.terminate();
     throw failed.reason;
   }
-  const [input, output, errors, control] = sockets as [WebSocket, WebSocket, WebSocket, WebSocket];
+  const [, input, output, errors] = sockets as [WebSocket, WebSocket, WebSocket, WebSocket];
   // Nothing of the guest's is in these two; they are read so that their ends are seen.
   errors.resume();
   control.resume();

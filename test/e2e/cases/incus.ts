@@ -4,6 +4,7 @@ import { CloudProvider } from "../../../providers/cloud/index.ts";
 import { guestConfigOf, missingForIncus, startIncus, type TestIncus } from "../../support/incus.ts";
 import { relayTo } from "../../support/relay.ts";
 import { startRegistry } from "../../support/registry.ts";
+import type { Json } from "../harness/client.ts";
 import { startCluster } from "../harness/cluster.ts";
 import type { CaseEnvironment, Machines } from "./environment.ts";
 import { recordHistory } from "./history.ts";
@@ -11,6 +12,7 @@ import { startImpersonating } from "./start.ts";
 import { useImage } from "./workload.ts";
 
 const SCOPE = "cases";
+const LOOK_MS = 1_000;
 const SIZE = { cpu: "2", memory: "2Gi" } as const;
 
 /** @throws Error when this host lacks something for it */
@@ -49,10 +51,17 @@ function machinesOf(incus: TestIncus, begun: AsyncDisposableStack): Machines {
   const provider = new CloudProvider({ cloud: new IncusCloud(incus.cloud), scope: SCOPE, types });
   begun.defer(() => provider.close());
   const options = () => ({ signal: AbortSignal.timeout(60_000) });
+  const list = async () => {
+    const { items } = await provider.getPods({ labels: {}, ...options() });
+    return items.filter(({ state }) => state !== "deleted");
+  };
+  let last: { readonly at: number; readonly listing: Promise<Json[]> } | undefined;
   return {
-    async machines() {
-      const { items } = await provider.getPods({ labels: {}, ...options() });
-      return items.filter(({ state }) => state !== "deleted");
+    // Incus takes a tenth of a second for it, and who watches asks several times a second.
+    machines() {
+      const at = performance.now();
+      if (last === undefined || at - last.at > LOOK_MS) last = { at, listing: list() };
+      return last.listing;
     },
     removeMachine: (id) => provider.deletePod(id, { force: true, ...options() }),
     // The instances run on.
