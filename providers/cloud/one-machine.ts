@@ -4,7 +4,13 @@
  */
 import { closeSync, fsyncSync, openSync, readFileSync, writeSync } from "node:fs";
 import { join } from "node:path";
-import { type CallOptions, type MachineSpec, type Provider, ProviderError } from "../../src/provider/kit/index.ts";
+import {
+  type CallOptions,
+  type MachineSpec,
+  type Provider,
+  ProviderError,
+  type Volume,
+} from "../../src/provider/kit/index.ts";
 
 /** @param stateDir where it is written down which machine that is, before the provider is told of it */
 export function oneMachine<P extends Provider>(provider: P, stateDir: string): P {
@@ -12,7 +18,7 @@ export function oneMachine<P extends Provider>(provider: P, stateDir: string): P
   const createPod = async (id: string, spec: MachineSpec, options: CallOptions) => {
     const held = claim(file, id);
     if (held !== id) throw new ProviderError("quota", `this VM is that of machine ${held}, and of no other`);
-    return await provider.createPod(id, spec, options);
+    return await provider.createPod(id, inThisVm(spec), options);
   };
   return new Proxy(provider, {
     get: (target, key) => {
@@ -21,6 +27,14 @@ export function oneMachine<P extends Provider>(provider: P, stateDir: string): P
       return typeof value === "function" ? (value.bind(target) as unknown) : value;
     },
   });
+}
+
+/** To the backend inside, the machine itself is its host. */
+function inThisVm(spec: MachineSpec): MachineSpec {
+  const volumes = spec.volumes?.map((each) =>
+    each.type === "host_path" ? ({ ...each, type: "host" } as Extract<Volume, { type: "host" }>) : each,
+  );
+  return volumes === undefined ? spec : { ...spec, volumes };
 }
 
 /** @returns whose it is now */

@@ -3,6 +3,7 @@ import { IncusCloud } from "../../providers/cloud/incus/cloud.ts";
 import { CloudProvider, type InstanceType } from "../../providers/cloud/index.ts";
 import { CRI_CAPABILITIES } from "../../providers/local/engines/capabilities.ts";
 import type { CloudProviderConfig } from "../config/schema.ts";
+import type { Capability } from "../provider/capabilities.ts";
 import type { Provider } from "../provider/provider.ts";
 import { Quantity } from "../resources/quantity.ts";
 import type { Logger } from "../telemetry/logger.ts";
@@ -23,11 +24,21 @@ export function createCloudProvider(
     cloud,
     scope: config.scope,
     types: (config.instanceTypes ?? []).map(instanceTypeOf),
-    // The engine of the guest in the image that `vmlet cloud image` makes.
-    capabilities: CRI_CAPABILITIES,
+    capabilities: capabilitiesOf(config),
     version: VERSION,
     ...collaborators,
   });
+}
+
+/**
+ * Of the guest in the image that `vmlet cloud image` makes.
+ * @internal
+ */
+export function capabilitiesOf({
+  cloud,
+  allowPrivileged = cloud.instanceType === "virtual-machine",
+}: Pick<CloudProviderConfig, "cloud"> & Partial<CloudProviderConfig>): readonly Capability[] {
+  return [...CRI_CAPABILITIES, "volumes.host_path", ...(allowPrivileged ? (["privileged"] as const) : [])];
 }
 
 /** @internal */

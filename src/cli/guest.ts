@@ -42,7 +42,7 @@ async function run(path: string, format: LogFormat): Promise<void> {
   const ending = AbortSignal.any([stop, fatal]);
   await untilKeysAreThere(config, { clock: systemClock, logger, signal: ending });
   if (ending.aborted) return;
-  const backend = await startBackend(config, {
+  const backend = await startBackend(masterOfItsVm(config), {
     clock: systemClock,
     logger,
     version: VERSION,
@@ -63,6 +63,17 @@ async function run(path: string, format: LogFormat): Promise<void> {
   await untilAborted(ending);
   await backend.close();
   fatal.throwIfAborted();
+}
+
+/**
+ * The VM is its pod's alone: which pods may have paths of it, or containers that are privileged in it, is said where
+ * the agent is configured (`allowHostPath`, `provider.allowPrivileged`), and nobody else speaks to a guest.
+ * @internal
+ */
+export function masterOfItsVm(config: BackendConfig): BackendConfig {
+  const { engine } = config;
+  if (engine.type !== "cri" && engine.type !== "oci") return config;
+  return { ...config, engine: { ...engine, host: engine.host ?? { namespaces: ["*"] } } };
 }
 
 /** A token would be the same in every VM of an image. @throws ConfigError */

@@ -128,6 +128,12 @@ const inCloud = {
 const cloudSchema = z.strictObject({
   ...inCloud,
   instanceTypes: z.array(soldSchema).min(1).describe("Sizes of VM; one that is to be had in two zones is named twice."),
+  allowPrivileged: z
+    .boolean()
+    .optional()
+    .describe(
+      "Let containers be privileged: in their own VM, which is theirs alone. Default: where VMs have a kernel of their own (instanceType virtual-machine).",
+    ),
 });
 
 export const providerSchema = z.discriminatedUnion("type", [httpVmSchema, memorySchema, moduleSchema, cloudSchema]);

@@ -215,8 +215,8 @@ async function start(
   };
 }
 
-/** @param registry that guests trust @param more of its `engine` */
-export function guestConfigOf(registry: string, more: object = {}): string {
+/** @param registry that guests trust */
+export function guestConfigOf(registry: string): string {
   return JSON.stringify({
     apiVersion: "vmlet.dev/v1",
     kind: "BackendConfig",
@@ -226,7 +226,6 @@ export function guestConfigOf(registry: string, more: object = {}): string {
       type: "cri",
       network: { cidr: "100.127.255.0/24" },
       images: { parallelPulls: 4, insecureRegistries: [registry] },
-      ...more,
     },
   });
 }

@@ -41,7 +41,7 @@ export async function dialGuest(
 async function dial(client: IncusClient, instance: string, options: CallOptions): Promise<Duplex> {
   const { operation, secrets } = await begin(client, instance, options);
   const open = (fd: string) => client.openStream(operation, secrets[fd]!, options);
-  // The command runs, and may be over at once, as soon as the other three are there: this one must not be on its way then.
+  // The command runs, and may be over at once, when the other three are there: this one must not be on its way then.
   const control = await open("control");
   const opened = await Promise.allSettled(["0", "1", "2"].map(open));
   const sockets = [control, ...opened.flatMap((each) => (each.status === "fulfilled" ? [each.value] : []))];

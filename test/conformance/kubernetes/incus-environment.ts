@@ -14,7 +14,7 @@ const ZONE = "one";
 /** What the nodes' provider is made of, in each place that is told of it. */
 export interface IncusSuiteEnvironment extends SuiteEnvironment {
   /** Of both nodes, as an agent's configuration has it. */
-  provider: { type: "cloud"; cloud: object; scope: string; instanceTypes: readonly object[] };
+  provider: { type: "cloud"; cloud: object; scope: string; instanceTypes: readonly object[]; allowPrivileged: boolean };
 }
 
 /** For `runInside`: an image's packages are fetched where there is a network, and kept. */
@@ -44,9 +44,8 @@ export async function startIncusEnvironment({
   const registry = { ...listening, host: `${hostAddress}:${port}` };
   const cluster = await startSuiteCluster();
   begun.defer(() => cluster.stop());
-  // A guest has nothing of others to guard.
   const incus = await startIncus(cluster.sandbox, {
-    guestConfig: () => guestConfigOf(registry.host, { allowPrivileged: true }),
+    guestConfig: () => guestConfigOf(registry.host),
   });
   begun.defer(() => incus.stop());
   const instanceTypes = [
@@ -55,9 +54,10 @@ export async function startIncusEnvironment({
     { name: "large", cpu: "16", memory: "32Gi", price: 0.2, zone: ZONE },
   ];
   const cloud = { ...incus.cloud, ...(volumes && { volumes: { pools: [incus.cloud.storagePool], member: ZONE } }) };
-  const provider = { type: "cloud", cloud, scope: "suite", instanceTypes } as const;
+  const provider = { type: "cloud", cloud, scope: "suite", instanceTypes, allowPrivileged: true } as const;
   const providers = nodeNames.map(() => provider);
-  const started = await startNodes(cluster, { providers, cidr: `${incus.gateway}/24` });
+  const node = { allowHostPath: true };
+  const started = await startNodes(cluster, { providers, cidr: `${incus.gateway}/24`, node });
   begun.defer(async () => {
     for (const agent of started.agents) await agent.stop();
   });

@@ -8,8 +8,10 @@ import { oneMachine } from "../../../providers/cloud/one-machine.ts";
 import { parseBackendConfig } from "../../../providers/local/config.ts";
 import { frontDoorRules } from "../../../providers/local/front-door.ts";
 import { MemoryProvider } from "../../../providers/memory/index.ts";
-import { instanceTypeOf } from "../../../src/cli/cloud-provider.ts";
-import { assertPrivate, untilKeysAreThere } from "../../../src/cli/guest.ts";
+import { capabilitiesOf, instanceTypeOf } from "../../../src/cli/cloud-provider.ts";
+import { assertPrivate, masterOfItsVm, untilKeysAreThere } from "../../../src/cli/guest.ts";
+import type { CloudProviderConfig } from "../../../src/config/schema.ts";
+import type { MachineSpec } from "../../../src/provider/machine.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { machineSpec, script } from "../../support/builders.ts";
 import { caCert, serverCert, serverKey } from "../../support/tls.ts";
@@ -31,6 +33,46 @@ test("a guest serves the first machine that it is told of, and no other, also af
     code: "quota",
   });
   expect((await guest.getPods({ labels: {}, signal })).items).toEqual([]);
+});
+
+test("a path of the machine itself is one of the guest's VM", async () => {
+  const told: MachineSpec[] = [];
+  const provider = new MemoryProvider();
+  const make = provider.createPod.bind(provider);
+  provider.createPod = async (id, asked, options) => {
+    told.push(asked);
+    return await make(id, { ...asked, volumes: [] }, options);
+  };
+  const cgroups = { name: "cgroups", path: "/sys/fs/cgroup", path_type: "Directory" } as const;
+  const guest = oneMachine(provider, await folder());
+  await guest.createPod("m", { ...spec, volumes: [{ ...cgroups, type: "host_path" }] }, { signal });
+  expect(told.map(({ volumes }) => volumes)).toEqual([[{ ...cgroups, type: "host" }]]);
+});
+
+test("a guest leaves it to the agent who may have paths of its VM", () => {
+  const configOf = (engine: object) =>
+    parseBackendConfig(
+      JSON.stringify({
+        apiVersion: "vmlet.dev/v1",
+        kind: "BackendConfig",
+        listen: { socket: "/run/vmlet/guest.sock" },
+        stateDir: "/var/lib/vmlet",
+        engine,
+      }),
+      "guest.yaml",
+    );
+  expect(masterOfItsVm(configOf({ type: "cri" })).engine).toMatchObject({ host: { namespaces: ["*"] } });
+  const host = { namespaces: ["kube-system"] };
+  expect(masterOfItsVm(configOf({ type: "cri", host })).engine).toMatchObject({ host });
+});
+
+test("containers are privileged in VMs with a kernel of their own, in others where the owner says so", () => {
+  const of = (instanceType: "container" | "virtual-machine", allowPrivileged?: boolean) =>
+    capabilitiesOf({ cloud: { instanceType } as CloudProviderConfig["cloud"], allowPrivileged });
+  expect(of("virtual-machine")).toContain("privileged");
+  expect(of("container")).not.toContain("privileged");
+  expect(of("container", true)).toContain("privileged");
+  expect(of("virtual-machine", false)).not.toContain("privileged");
 });
 
 test("a claim that was cut off before it said of which machine is taken over", async () => {
