@@ -39,6 +39,11 @@ export interface VmRequest {
   readonly labels: Readonly<Record<string, string>>;
   /** What it has from its first moment on. Its guest finds them by their names. Absent: none. */
   readonly volumes?: readonly AttachedVolume[] | undefined;
+  /**
+   * Its guest's, by which `dial` may be a connection to its address, port 10443. The guest finds them before it starts,
+   * readable for root alone: `guest.crt`, `guest.key` and `client-ca.crt` in `/etc/vmlet/keys`. Absent: it has none.
+   */
+  readonly keys?: { readonly certificate: string; readonly key: string; readonly clientCa: string } | undefined;
 }
 
 /**

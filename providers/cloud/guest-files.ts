@@ -1,4 +1,5 @@
 /** What an image has besides its packages and the program: it makes the VM ready and keeps the guest running. */
+import { GUEST_KEYS } from "./guest-keys.ts";
 
 interface GuestFile {
   readonly path: string;
@@ -32,6 +33,9 @@ export const GUEST_VOLUMES = "/var/lib/vmlet-volumes";
 const GUEST_SOCKET = "/run/vmlet/guest.sock";
 const PATH = "export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
+/** Before the names of files with keys, which an instance of Incus reads from its own configuration. */
+export const KEY_FILE = "user.vmlet-file.";
+
 /** What a guest is configured with unless its image is made with another. */
 export const GUEST_CONFIG = `apiVersion: vmlet.dev/v1
 kind: BackendConfig
@@ -60,6 +64,15 @@ mountpoint -q /run || mount -t tmpfs -o mode=755,nosuid,nodev tmpfs /run
 mountpoint -q /dev/shm || { mkdir -p /dev/shm; mount -t tmpfs -o mode=1777,nosuid,nodev tmpfs /dev/shm; }
 mkdir -p -m 700 /run/vmlet
 ip link set lo up
+# What Incus has told this instance alone: keys, if its guest has any. Whoever would do without them is not reached.
+for each in guest.crt client-ca.crt guest.key; do
+  n=0
+  until reply=$(printf 'GET /1.0/config/${KEY_FILE}%s HTTP/1.0\\r\\nHost: incus\\r\\n\\r\\n' $each | nc -U /dev/incus/sock 2>/dev/null) &&
+    [ -n "$reply" ] || [ ! -S /dev/incus/sock ] || [ $n -ge 50 ]; do sleep 0.1; n=$((n + 1)); done
+  case "$reply" in "HTTP/1."?" 200 "*)
+    (umask 077 && mkdir -p ${GUEST_KEYS} && echo "$reply" | tr -d '\\r' | sed '1,/^$/d' >${GUEST_KEYS}/$each) ;;
+  esac
+done
 # The guest's socket needs no network: it does not wait for the address.
 busybox udhcpc -i eth0 -s /usr/lib/vmlet/address -q -n -t 20 -T 1 >/dev/null 2>&1 &
 `,
@@ -78,7 +91,7 @@ esac
       `${PATH}
 # Kept short: it is for who looks into a VM that does not come up.
 [ ! -f /var/log/vmlet.log ] || tail -c 1000000 /var/log/vmlet.log >/var/log/vmlet.log.1
-exec ${GUEST_FOLDER}/bin/node ${main} --config /etc/vmlet/guest.yaml >/var/log/vmlet.log 2>&1
+exec ${GUEST_FOLDER}/bin/node ${main} --config /etc/vmlet/guest.yaml --keys ${GUEST_KEYS} >/var/log/vmlet.log 2>&1
 `,
     ),
     // Who asks the VM to go, as a host that is emptied does, lets its pod leave first, or loses patience.

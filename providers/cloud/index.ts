@@ -10,4 +10,6 @@
 export type { Entry, EntryStore, InstanceType, Vm, VmCloud, VmNotice, VmRequest, VmState } from "./cloud.ts";
 export type { AttachedVolume, CloudVolume, CloudVolumeRequest, CloudVolumes, VolumeRef } from "./cloud.ts";
 export { CloudProvider, type CloudProviderOptions } from "./provider.ts";
+export { dialAddress } from "./dial-address.ts";
+export { GUEST_KEYS, GUEST_PORT, GuestKeys, keyFilesOf } from "./guest-keys.ts";
 export { checkVmCloud, type VmCloudCheckResult, type VmCloudKitOptions } from "./kit.ts";

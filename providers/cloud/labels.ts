@@ -8,6 +8,8 @@ export const MACHINE_LABEL = "vmlet-machine";
 export const POOL_LABEL = "vmlet-pool";
 /** Another for each order: what is meant for one VM reaches no other of its name. */
 export const BIRTH_LABEL = "vmlet-birth";
+/** Of which secret its guest's keys are. Absent: it has none. */
+export const KEYS_LABEL = "vmlet-keys";
 
 /** Never given twice. */
 export function newVmName(random: Random): string {

@@ -134,7 +134,9 @@ export class MachineWork {
         return await this.#give(record, failed("MachineLost", "its guest has lost this machine", this.#at()), options);
       // Told, and it never arrived: it may still.
       if (spec === undefined) return "absent";
-      machine = await this.#put(record, spec, vm, options);
+      const put = await this.#putOrGive(record, spec, vm, options);
+      if (put === "again") return put;
+      machine = put;
     }
     if (record.phase === "told") await this.#hold(record, options);
     // Somebody wanted it gone, and let it have its grace.
@@ -169,6 +171,18 @@ export class MachineWork {
     if (vm.isSeen && vm.state === "running" && (await this.#options.guests.answers(vm, options)))
       return await this.#tell(record, options);
     return await this.#awaitBoot(record, vm, spec, options);
+  }
+
+  async #putOrGive(record: MachineRecord, spec: MachineSpec, vm: Vm, options: CallOptions): Promise<Machine | "again"> {
+    try {
+      return await this.#put(record, spec, vm, options);
+    } catch (thrown) {
+      const isFinal = isProviderError(thrown, "unsupported") || isProviderError(thrown, "invalid");
+      if (!isFinal) throw thrown;
+      // It never had this machine, and would say so again.
+      const end = failed("MachineRefused", `its guest refuses it: ${thrown.message}`, this.#at());
+      return await this.#give(record, end, options);
+    }
   }
 
   /** Once more the same, if somebody else was faster. */

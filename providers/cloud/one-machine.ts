@@ -20,9 +20,15 @@ export function oneMachine<P extends Provider>(provider: P, stateDir: string): P
     if (held !== id) throw new ProviderError("quota", `this VM is that of machine ${held}, and of no other`);
     return await provider.createPod(id, inThisVm(spec), options);
   };
+  const getInfo = async (options: CallOptions) => {
+    const info = await provider.getInfo(options);
+    const hasPaths = info.capabilities.includes("volumes.host");
+    return hasPaths ? { ...info, capabilities: [...info.capabilities, "volumes.host_path"] } : info;
+  };
+  const own = { createPod, getInfo };
   return new Proxy(provider, {
     get: (target, key) => {
-      if (key === "createPod") return createPod;
+      if (Object.hasOwn(own, key)) return own[key as keyof typeof own];
       const value: unknown = Reflect.get(target, key, target);
       return typeof value === "function" ? (value.bind(target) as unknown) : value;
     },

@@ -52,6 +52,7 @@ import { CloudCalls } from "./cloud-calls.ts";
 import type { InstanceType, VmCloud } from "./cloud.ts";
 import { Collector } from "./collector.ts";
 import { GuestEars } from "./guest-ears.ts";
+import { type GuestKeys, withGuestKeys } from "./guest-keys.ts";
 import { dialledGuest, Guests, type OpenGuest } from "./guests.ts";
 import { Quarantine, soldTypes } from "./instance-types.ts";
 import { isLive, MachineWork, type Sight } from "./machine-work.ts";
@@ -68,6 +69,8 @@ export interface CloudProviderOptions {
   readonly cloud: VmCloud;
   /** Default: by the Machine API, over `dial` of the cloud. */
   readonly openGuest?: OpenGuest | undefined;
+  /** Absent: the cloud's own way to a guest is all that protects it. */
+  readonly guestKeys?: GuestKeys | undefined;
   /** Agents that share the cloud and this name share its machines, and clean up behind each other. */
   readonly scope: string;
   /** Where the cloud tells no sizes by itself. */
@@ -146,8 +149,9 @@ export class CloudProvider implements Provider {
   #isRunning = false;
 
   constructor(options: CloudProviderOptions) {
-    const { cloud, scope, clock = systemClock, random = systemRandom, logger = silentLogger } = options;
+    const { scope, clock = systemClock, random = systemRandom, logger = silentLogger } = options;
     const { bootMs = 10 * MINUTE_MS, tombstoneMs = 60 * MINUTE_MS, hostGraceMs = 5 * MINUTE_MS } = options;
+    const cloud = options.guestKeys === undefined ? options.cloud : withGuestKeys(options.cloud, options.guestKeys);
     this.name = options.name ?? cloud.name;
     this.#options = options;
     this.#clock = clock;

@@ -1,7 +1,10 @@
 /** From a node's configuration to machines that are VMs of a cloud. */
+import { readFileSync } from "node:fs";
+import { GuestKeys } from "../../providers/cloud/guest-keys.ts";
 import { IncusCloud } from "../../providers/cloud/incus/cloud.ts";
 import { CloudProvider, type InstanceType } from "../../providers/cloud/index.ts";
 import { CRI_CAPABILITIES } from "../../providers/local/engines/capabilities.ts";
+import { ConfigError } from "../config/load.ts";
 import type { CloudProviderConfig } from "../config/schema.ts";
 import type { Capability } from "../provider/capabilities.ts";
 import type { Provider } from "../provider/provider.ts";
@@ -10,6 +13,7 @@ import type { Logger } from "../telemetry/logger.ts";
 import type { Tracing } from "../telemetry/tracing.ts";
 import type { Clock } from "../util/clock.ts";
 import type { Random } from "../util/random.ts";
+import { toError } from "../util/errors.ts";
 import { VERSION } from "./version.ts";
 
 const NANO = 1_000_000_000n;
@@ -25,9 +29,21 @@ export function createCloudProvider(
     scope: config.scope,
     types: (config.instanceTypes ?? []).map(instanceTypeOf),
     capabilities: capabilitiesOf(config),
+    guestKeys: config.guestKeysFile === undefined ? undefined : guestKeysOf(config.guestKeysFile, config.scope),
     version: VERSION,
     ...collaborators,
   });
+}
+
+/** @throws ConfigError */
+function guestKeysOf(file: string, scope: string): GuestKeys {
+  const field = `provider.guestKeysFile (${file})`;
+  try {
+    return new GuestKeys(readFileSync(file, "utf8"), { scope, field });
+  } catch (thrown) {
+    if (thrown instanceof ConfigError) throw thrown;
+    throw new ConfigError(`${field}: ${toError(thrown).message}`, { cause: thrown });
+  }
 }
 
 /**

@@ -3,8 +3,11 @@
  * gets to it: by a socket, which the cloud's own API leads to, or by TLS with certificates on both sides, for which it
  * waits: nothing listens before they are there.
  */
+import { existsSync } from "node:fs";
+import { join } from "node:path";
 import { Command } from "commander";
 import { GUEST_VOLUMES } from "../../providers/cloud/guest-files.ts";
+import { GUEST_PORT } from "../../providers/cloud/guest-keys.ts";
 import { oneMachine } from "../../providers/cloud/one-machine.ts";
 import { startBackend } from "../../providers/local/backend.ts";
 import { type BackendConfig, loadBackendConfig } from "../../providers/local/config.ts";
@@ -26,13 +29,20 @@ const DEFAULT_BRIDGE = "vmlet0";
 export function guestCommand(): Command {
   const command = new Command("guest");
   command.requiredOption("-c, --config <file>", "the backend's configuration file (kind: BackendConfig)");
+  command.option("--keys <folder>", "where the VM has its guest's keys, if it was ordered with any");
   command.addOption(logFormatOption());
-  return command.action((options: { config: string; logFormat: LogFormat }) => run(options.config, options.logFormat));
+  return command.action((options: GuestOptions) => run(options));
 }
 
-async function run(path: string, format: LogFormat): Promise<void> {
+interface GuestOptions {
+  config: string;
+  keys?: string;
+  logFormat: LogFormat;
+}
+
+async function run({ config: path, keys, logFormat: format }: GuestOptions): Promise<void> {
   const stop = signalToStop();
-  const config = loadBackendConfig(path);
+  const config = withKeys(loadBackendConfig(path), keys);
   assertPrivate(config, path);
   if (config.tracing !== undefined)
     throw new ConfigError(`${path}: tracing: a guest sends no traces, for its VM is its tenant's: leave it out`);
@@ -74,6 +84,19 @@ export function masterOfItsVm(config: BackendConfig): BackendConfig {
   const { engine } = config;
   if (engine.type !== "cri" && engine.type !== "oci") return config;
   return { ...config, engine: { ...engine, host: engine.host ?? { namespaces: ["*"] } } };
+}
+
+/**
+ * With keys, the guest is reached at the VM's address, by those who have a certificate of the VM's own authority; its
+ * socket is then nobody's.
+ * @internal
+ */
+export function withKeys(config: BackendConfig, folder: string | undefined): BackendConfig {
+  if (folder === undefined || !existsSync(join(folder, "guest.key"))) return config;
+  const [certFile, keyFile, clientCaFile] = ["guest.crt", "guest.key", "client-ca.crt"].map((each) =>
+    join(folder, each),
+  ) as [string, string, string];
+  return { ...config, listen: { address: "0.0.0.0", port: GUEST_PORT }, tls: { certFile, keyFile, clientCaFile } };
 }
 
 /** A token would be the same in every VM of an image. @throws ConfigError */

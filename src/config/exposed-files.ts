@@ -10,7 +10,7 @@ export async function exposedSecrets(config: AgentConfig): Promise<string[]> {
     ...config.nodes.flatMap(({ provider, kubelet }) => [
       kubelet.keyFile,
       ...(provider.type === "http-vm" ? [provider.tokenFile, provider.keyFile] : []),
-      ...(provider.type === "cloud" ? [provider.cloud.keyFile] : []),
+      ...(provider.type === "cloud" ? [provider.cloud.keyFile, provider.guestKeysFile] : []),
     ]),
   ]);
   const exposed: string[] = [];

@@ -128,6 +128,13 @@ const inCloud = {
 const cloudSchema = z.strictObject({
   ...inCloud,
   instanceTypes: z.array(soldSchema).min(1).describe("Sizes of VM; one that is to be had in two zones is named twice."),
+  guestKeysFile: z
+    .string()
+    .min(1)
+    .optional()
+    .describe(
+      "File with a secret (openssl rand -hex 32), the same for all agents of the scope: guests are then reached at their VMs' addresses, port 10443, by TLS with keys on both sides that are made of it for each VM. Of several lines the first is for new VMs. Absent: through Incus.",
+    ),
   allowPrivileged: z
     .boolean()
     .optional()

@@ -29,6 +29,9 @@ export function nodeFileFaults(node: NodeConfig): FileFault[] {
     ...tlsFaults(`nodes[${node.name}].kubelet`, { ...pair, ca: { field: "clientCAFile", path: clientCAFile } }),
     ...(provider.type === "http-vm" ? providerFaults(`nodes[${node.name}].provider`, provider) : []),
     ...(provider.type === "cloud" ? cloudFaults(`nodes[${node.name}].provider.cloud`, provider.cloud) : []),
+    ...(provider.type === "cloud"
+      ? tokenFaults(`nodes[${node.name}].provider.guestKeysFile`, provider.guestKeysFile)
+      : []),
   ];
 }
 
@@ -46,10 +49,10 @@ function cloudFaults(field: string, { caFile, certFile, keyFile }: CloudProvider
   return tlsFaults(field, { certFile, keyFile, ca: { field: "caFile", path: caFile } });
 }
 
-/** A file of bearer tokens that lets nobody in. Its content is not repeated. */
+/** A file of tokens, or of another secret, with nothing in it. Its content is not repeated. */
 export function tokenFaults(field: string, path: string | undefined): FileFault[] {
   if (path === undefined) return [];
-  const cure = `write the token into it: openssl rand -hex 32 > ${path}, with the same content at the other end`;
+  const cure = `write a secret into it: openssl rand -hex 32 > ${path}, with the same content wherever it is asked for`;
   const content = read(field, path);
   if ("problem" in content) return [content];
   return content.text.trim() === "" ? [{ field, problem: `${path} is empty`, cure }] : [];

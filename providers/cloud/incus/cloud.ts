@@ -13,8 +13,10 @@ import {
   unlessAborted,
 } from "../../../src/provider/kit/index.ts";
 import type { EntryStore, Vm, VmCloud, VmNotice, VmRequest, VmState } from "../cloud.ts";
-import { LEAVE_SECONDS } from "../guest-files.ts";
-import { BIRTH_LABEL } from "../labels.ts";
+import { dialAddress } from "../dial-address.ts";
+import { KEY_FILE, LEAVE_SECONDS } from "../guest-files.ts";
+import { keyFilesOf } from "../guest-keys.ts";
+import { BIRTH_LABEL, KEYS_LABEL } from "../labels.ts";
 import { namedIn, IncusClient, type IncusReply, type IncusServer } from "./client.ts";
 import { ProfileEntries } from "./entries.ts";
 import { dialGuest } from "./relay.ts";
@@ -93,7 +95,7 @@ export class IncusCloud implements VmCloud {
     this.volumes = options.volumes && new IncusVolumes(this.#client, options.volumes);
   }
 
-  async createVm({ name, type, labels, volumes = [] }: VmRequest, { signal }: CallOptions): Promise<void> {
+  async createVm({ name, type, labels, volumes = [], keys }: VmRequest, { signal }: CallOptions): Promise<void> {
     const { image, instanceType, storagePool, network, instanceConfig = {} } = this.#options;
     const config: Record<string, string> = {
       "boot.autostart": "false",
@@ -108,6 +110,8 @@ export class IncusCloud implements VmCloud {
       ...(type.zone !== undefined && { [ZONE]: type.zone }),
     };
     for (const [key, value] of Object.entries(labels)) config[LABEL + key] = value;
+    // The instance reads them from Incus itself, when it boots.
+    if (keys !== undefined) for (const [file, text] of Object.entries(keyFilesOf(keys))) config[KEY_FILE + file] = text;
     const { ephemeral_bytes: disk } = type.resources;
     const root = { type: "disk", pool: storagePool, path: "/", ...(disk !== undefined && { size: String(disk) }) };
     const disks = await this.volumes?.devicesOf(name, volumes, { signal });
@@ -196,8 +200,16 @@ export class IncusCloud implements VmCloud {
       throw unknown(deleted);
   }
 
-  /** The stream would be broken by now if the instance behind it had gone, so this one's labels are those behind it. */
-  async dial({ name, labels }: Vm, options: CallOptions): Promise<Duplex> {
+  /**
+   * A guest with keys is dialled at its address, and shows that it is this instance's. Else the stream would be broken
+   * by now if the instance behind it had gone, so this one's labels are those behind it.
+   */
+  async dial(vm: Vm, options: CallOptions): Promise<Duplex> {
+    const { name, labels } = vm;
+    if (labels[KEYS_LABEL] !== undefined) {
+      const addresses = vm.addresses.length > 0 ? vm.addresses : ((await this.#addresses(name, options)) ?? []);
+      return await dialAddress({ name, addresses }, options);
+    }
     const stream = await dialGuest(this.#client, name, options);
     try {
       const instance = await this.#instance(name, options);

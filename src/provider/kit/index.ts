@@ -174,3 +174,4 @@ export { AuditLog, type AuditedCommand } from "../../telemetry/audit.ts";
 export { certificatesFault, pairFault } from "../../util/pem.ts";
 export { TLS_CIPHERS } from "../../util/tls-ciphers.ts";
 export { tlsFault } from "../../util/tls-fault.ts";
+export { createCertificate, privateKeyPem } from "../../util/x509.ts";

@@ -49,8 +49,8 @@ export async function startIncusEnvironment({
   });
   begun.defer(() => incus.stop());
   const instanceTypes = [
-    { name: "small", cpu: "500m", memory: "512Mi", price: 0.01, zone: ZONE },
-    { name: "medium", cpu: "2", memory: "2Gi", price: 0.04, zone: ZONE },
+    // Whole processors: where cgroups are v1, a container's limit may not be above a fraction that its instance has.
+    { name: "small", cpu: "2", memory: "1Gi", price: 0.01, zone: ZONE },
     { name: "large", cpu: "16", memory: "32Gi", price: 0.2, zone: ZONE },
   ];
   const cloud = { ...incus.cloud, ...(volumes && { volumes: { pools: [incus.cloud.storagePool], member: ZONE } }) };

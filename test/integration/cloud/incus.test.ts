@@ -1,5 +1,6 @@
 /** Pods on a real Incus: each is an instance of its own, made from the image that `vmlet cloud image` makes. */
-import { execFileSync } from "node:child_process";
+import { execFileSync, spawnSync } from "node:child_process";
+import { randomBytes } from "node:crypto";
 import { writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { afterAll, afterEach, beforeAll, describe, expect, test } from "vitest";
@@ -175,6 +176,40 @@ function pods(): void {
     );
     expect(page).toBe("here\n");
   }, 200_000);
+
+  test("a guest with keys is reached at its instance's address, and lets agents in alone", async () => {
+    const { client, ...rest } = place;
+    const guestKeysFile = join(place.sandbox.dir, "guest-keys");
+    await writeFile(guestKeysFile, randomBytes(32).toString("hex"), { mode: 0o600 });
+    const instanceTypes = [{ name: "small", cpu: "500m", memory: "512Mi", zone: "one" }];
+    const provider = { type: "cloud", cloud: incus.cloud, scope: "keys", instanceTypes, guestKeysFile };
+    const other = await startAgent({ ...rest, nodeName: "keys", provider });
+    const pods = new Pods(client, "default", "keys");
+    try {
+      await pods.create("sealed", { containers: [container()], terminationGracePeriodSeconds: 1 });
+      const pod = await pods.until(
+        "sealed",
+        "to run, with an address",
+        ({ status }) => status.phase === "Running" && Boolean(status.podIP),
+        START_MS,
+      );
+      expect(await kubectl.run(["exec", "sealed", "--", "echo", "by its address"])).toBe("by its address\n");
+      // Nothing of it is a word of the socket's: a relay to that would have to be made first.
+      const [name] = incus.instances();
+      const listening = incus.incus("exec", "--project", "burst", name!, "--", "ls", "/run/vmlet");
+      expect(listening).not.toContain("guest.sock");
+      const greeting = `GET /v1/info HTTP/1.1\nHost: guest\nConnection: close\n\n`;
+      const words = ["s_client", "-quiet", "-connect", `${pod.status.podIP}:10443`];
+      const said = spawnSync("openssl", words, { input: greeting, encoding: "utf8", timeout: 20_000 });
+      expect(said.stdout).toBe("");
+      expect(said.stderr).toContain("certificate required");
+      await other.restart("SIGKILL");
+      expect(await kubectl.run(["logs", "sealed"])).toBe("hello from sealed\n");
+    } finally {
+      await pods.deleteAll();
+      await other.stop();
+    }
+  }, 400_000);
 
   test("an image that the VMs were made with is never pulled", async () => {
     await running("web", { containers: [container({ image: prewarmed, imagePullPolicy: "Never" })] });

@@ -4,12 +4,13 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { expect, test } from "vitest";
 import { guestFiles } from "../../../providers/cloud/guest-files.ts";
+import { GUEST_PORT, keyFilesOf } from "../../../providers/cloud/guest-keys.ts";
 import { oneMachine } from "../../../providers/cloud/one-machine.ts";
 import { parseBackendConfig } from "../../../providers/local/config.ts";
 import { frontDoorRules } from "../../../providers/local/front-door.ts";
 import { MemoryProvider } from "../../../providers/memory/index.ts";
 import { capabilitiesOf, instanceTypeOf } from "../../../src/cli/cloud-provider.ts";
-import { assertPrivate, masterOfItsVm, untilKeysAreThere } from "../../../src/cli/guest.ts";
+import { assertPrivate, masterOfItsVm, untilKeysAreThere, withKeys } from "../../../src/cli/guest.ts";
 import type { CloudProviderConfig } from "../../../src/config/schema.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
@@ -64,6 +65,32 @@ test("a guest leaves it to the agent who may have paths of its VM", () => {
   expect(masterOfItsVm(configOf({ type: "cri" })).engine).toMatchObject({ host: { namespaces: ["*"] } });
   const host = { namespaces: ["kube-system"] };
   expect(masterOfItsVm(configOf({ type: "cri", host })).engine).toMatchObject({ host });
+});
+
+test("a guest whose VM has keys listens by TLS for whom they let in, and one without on its socket alone", async () => {
+  const keys = await folder();
+  const config = parseBackendConfig(
+    JSON.stringify({
+      apiVersion: "vmlet.dev/v1",
+      kind: "BackendConfig",
+      listen: { socket: "/run/vmlet/guest.sock" },
+      stateDir: "/var/lib/vmlet",
+      engine: { type: "cri" },
+    }),
+    "guest.yaml",
+  );
+  expect(withKeys(config, keys)).toBe(config);
+  expect(withKeys(config, undefined)).toBe(config);
+  for (const [name, text] of Object.entries(keyFilesOf({ certificate: "c", key: "k", clientCa: "a" })))
+    await writeFile(join(keys, name), text);
+  expect(withKeys(config, keys)).toMatchObject({
+    listen: { address: "0.0.0.0", port: GUEST_PORT },
+    tls: {
+      certFile: join(keys, "guest.crt"),
+      keyFile: join(keys, "guest.key"),
+      clientCaFile: join(keys, "client-ca.crt"),
+    },
+  });
 });
 
 test("containers are privileged in VMs with a kernel of their own, in others where the owner says so", () => {

@@ -1,5 +1,6 @@
 import { afterEach, describe, expect, test } from "vitest";
 import { ALL_CAPABILITIES } from "../../../src/provider/capabilities.ts";
+import { ProviderError } from "../../../src/provider/errors.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
 import type { MachineEvent } from "../../../src/provider/provider.ts";
 import { machineSpec, script } from "../../support/builders.ts";
@@ -38,6 +39,22 @@ test("a cloud that has volumes of its own offers these, and no block devices", a
   for (const each of ["volumes.block", "volumes.exclusive"] as const) expect(capabilities).not.toContain(each);
   expect(volumeClasses?.[0]).toMatchObject({ name: "disks", sharing: "one" });
 });
+
+test.each(["unsupported", "invalid"] as const)(
+  "a machine that its guest refuses as %s has failed, and its VM goes",
+  async (refusal) => {
+    const setup = new CloudAgents();
+    setup.ask = (_vm, call) => {
+      if (call === "createPod") throw new ProviderError(refusal, "it lacks the capability tty");
+    };
+    const agent = setup.agent();
+    const made = await agent.createPod("m", spec(), { signal });
+    expect(made).toMatchObject({ state: "failed", reason: "MachineRefused" });
+    expect(made.message).toContain("it lacks the capability tty");
+    expect(await agent.createPod("m", spec(), { signal })).toEqual(made);
+    expect(setup.vmNames).toEqual([]);
+  },
+);
 
 describe("a machine is made once", () => {
   test("and runs in a VM of the cheapest type that holds it", async () => {

@@ -151,7 +151,10 @@ test("a guest of an earlier release, which would make an empty disk, gets no mac
     // As one that has no class `given`.
     if (call === "getInfo") for (const guest of setup.guests.values()) Reflect.set(guest, "volumes", undefined);
   };
-  await expect(agent.createPod("m", using("v"), { signal })).rejects.toEqual(code("unsupported"));
+  const refused = { state: "failed", reason: "MachineRefused" };
+  expect(await agent.createPod("m", using("v"), { signal })).toMatchObject(refused);
+  for (const guest of setup.guests.values()) expect((await guest.getPods({ labels: {}, signal })).items).toEqual([]);
+  expect((await agent.volumes!.get("v", { signal })).attachments).toEqual([]);
 });
 
 test("a machine with volumes takes no VM that waits, for that has none", async () => {
