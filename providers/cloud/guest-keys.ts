@@ -87,7 +87,9 @@ export class GuestKeys {
     return { ca, cert, key, minVersion: "TLSv1.3", checkServerIdentity: () => undefined };
   }
 
-  #of({ text }: Secret, { [BIRTH_LABEL]: birth = "" }: Vm["labels"], role: "guest" | "agent") {
+  #of({ text }: Secret, { [BIRTH_LABEL]: birth }: Vm["labels"], role: "guest" | "agent") {
+    // Two without one would have the same keys.
+    if (birth === undefined) throw new ProviderError("unavailable", `the cloud shows no label ${BIRTH_LABEL} of a VM`);
     const keysOf = (what: string) => keyPair(hkdfSync("sha256", text, "vmlet", purpose(what), SCALAR_BYTES));
     const purpose = (what: string) => JSON.stringify([what, this.#scope, birth]);
     const [authorityKeys, keys] = [keysOf("authority"), keysOf(role)];

@@ -101,6 +101,11 @@ test("a VM's labels and an error tell which secret its keys are of, and nothing 
   expect(keys!.clientCa).not.toBe(keys!.certificate);
 });
 
+test("a VM whose birth the cloud does not show is not reached: keys of no birth would be those of many", () => {
+  const labels = { "vmlet-keys": keysOf().newest };
+  expect(() => keysOf().connectionTo({ name: "vmlet-a", labels })).toThrow("vmlet-birth");
+});
+
 test("VMs that wait are replaced when the first secret is another", async () => {
   const cloud = { version: () => Promise.resolve("image 1") } as unknown as VmCloud;
   const [before, after] = [keysOf(SECRET), keysOf(`${OTHER}\n${SECRET}`)].map((keys) => withGuestKeys(cloud, keys));
