@@ -53,7 +53,13 @@ export async function startIncusEnvironment({
     { name: "small", cpu: "2", memory: "1Gi", price: 0.01, zone: ZONE },
     { name: "large", cpu: "16", memory: "32Gi", price: 0.2, zone: ZONE },
   ];
-  const cloud = { ...incus.cloud, ...(volumes && { volumes: { pools: [incus.cloud.storagePool], member: ZONE } }) };
+  const { instanceConfig } = incus.cloud;
+  const cloud = {
+    ...incus.cloud,
+    // For privileged containers, which where cgroups are v1 may have no device that their instance has not.
+    instanceConfig: { ...instanceConfig, "raw.lxc": `${instanceConfig["raw.lxc"]}\nlxc.cgroup.devices.allow=a` },
+    ...(volumes && { volumes: { pools: [incus.cloud.storagePool], member: ZONE } }),
+  };
   const provider = { type: "cloud", cloud, scope: "suite", instanceTypes, allowPrivileged: true } as const;
   const providers = nodeNames.map(() => provider);
   const node = { allowHostPath: true };
