@@ -53,7 +53,8 @@ async function wrongIn(words: readonly string[]): Promise<string | undefined> {
   return unknown === undefined ? undefined : `no flag ${unknown}`;
 }
 
-test("every command and flag of vmlet's in the documents is there", async () => {
+// It starts a program for each.
+test("every command and flag of vmlet's in the documents is there", { timeout: 120_000 }, async () => {
   expect(shown.length).toBeGreaterThan(60);
   const wrong: string[] = [];
   for (const { file, words } of shown) {

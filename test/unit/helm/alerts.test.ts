@@ -389,7 +389,7 @@ describe(`alerts, by promtool${skip}`, () => {
       all.map((one) => [`${name} ${one.alert}`, trial(one)] as const),
     );
     verdicts = await judge(new Map(tests));
-  });
+  }, 120_000);
   for (const name of Object.keys(trials))
     test.runIf(promtool).each(all)(name, ({ alert }) => {
       expect(verdicts.get(`${name} ${alert}`)).toBe("SUCCESS");
