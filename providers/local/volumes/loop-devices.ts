@@ -1,6 +1,6 @@
 /** Loop devices of this host: files as block devices, through losetup(8). At most one for a file. */
-import { closeSync, constants, existsSync, openSync, readFileSync, writeFileSync } from "node:fs";
-import { basename, join } from "node:path";
+import { closeSync, constants, existsSync, openSync, readFileSync, realpathSync, writeFileSync } from "node:fs";
+import { basename, dirname, join } from "node:path";
 import { findTool, run } from "../host/command.ts";
 
 const losetup = (args: readonly string[]) => run(findTool("losetup") ?? "losetup", args);
@@ -79,7 +79,7 @@ export async function detachLoop({ path, file }: Pick<LoopDevice, "path" | "file
  */
 export async function holdOpen(file: string): Promise<void> {
   const known = await openersOf(file);
-  if (!known.some(({ name }) => name === file)) await losetup(["--find", "--read-only", file]);
+  if (!known.some(({ name }) => name === kernelName(file))) await losetup(["--find", "--read-only", file]);
 }
 
 /**
@@ -87,12 +87,16 @@ export async function holdOpen(file: string): Promise<void> {
  * @throws Error while a program has the loop device open
  */
 export async function letGo(file: string, { all }: { all: boolean }): Promise<void> {
-  const mine = async () => (await openersOf(file)).filter(({ name }) => all || name === file);
+  const mine = async () => (await openersOf(file)).filter(({ name }) => all || name === kernelName(file));
   for (const { path } of await mine()) await losetup(["--detach", path]);
   // One that somebody has open goes when it is closed.
   const [left] = await mine();
   if (left !== undefined) throw new Error(`${left.path}, which has ${file} open, is in use`);
 }
+
+/** The kernel's name of what is open has no links in it. The file itself is not followed: it is what it is. */
+const kernelName = (file: string): string =>
+  existsSync(dirname(file)) ? join(realpathSync(dirname(file)), basename(file)) : file;
 
 /** The loop devices that have the file open, and by which name of it. */
 async function openersOf(file: string): Promise<{ path: string; name: string }[]> {

@@ -350,6 +350,26 @@ else {
     expect([await loopOf(nodes[1]!), await loopOf(image)]).toEqual([undefined, undefined]);
   });
 
+  test("a block device of others in a folder that a link leads to is held open once, and let go by its own name", async () => {
+    const { dir, image } = setup();
+    writeFileSync(image, Buffer.alloc(MIB));
+    const { path } = await attachLoop(image, { readOnly: false });
+    const link = join(dir, "link");
+    symlinkSync(dir, link);
+    const [own, others] = [join(link, "own"), join(link, "others")];
+    execFileSync("mknod", [own, "b", ...hostBlockDevices.numbers(path).split(":")]);
+    linkSync(own, others);
+    onTestFinished(async () => {
+      await hostBlockDevices.letGo(own, []);
+      clear(path);
+    });
+    const names = () => execFileSync("losetup", ["--noheadings", "--output", "BACK-FILE", "--associated", own]);
+    for (const each of [own, own, others]) await hostBlockDevices.hold(each);
+    expect(names().toString().trim().split("\n").toSorted()).toEqual([join(dir, "others"), join(dir, "own")]);
+    await hostBlockDevices.letGo(own, [others]);
+    expect(names().toString().trim()).toBe(join(dir, "others"));
+  });
+
   test("a block device grows while it is used", async () => {
     const { volumes, record } = setup("block");
     await volumes.make(record, undefined);
