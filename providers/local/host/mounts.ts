@@ -54,7 +54,11 @@ export interface MountPoint {
 
 /** All that this process sees, the innermost and latest first. */
 export async function mountPoints(): Promise<MountPoint[]> {
-  const text = await readFile("/proc/self/mountinfo", "utf8");
+  return parseMounts(await readFile("/proc/self/mountinfo", "utf8"));
+}
+
+/** @param text of /proc/PID/mountinfo */
+export function parseMounts(text: string): MountPoint[] {
   return text
     .split("\n")
     .map((line) => line.split(" "))

@@ -1,9 +1,9 @@
 /** The folders of CSI volumes, and what is written down beside each: as a kubelet's (pkg/volume/csi). */
-import { lstatSync, readdirSync, readFileSync, realpathSync, rmdirSync, rmSync, unlinkSync } from "node:fs";
-import { dirname, join } from "node:path";
+import { existsSync, lstatSync, readdirSync, readFileSync, realpathSync, rmdirSync, rmSync, unlinkSync } from "node:fs";
+import { basename, dirname, join } from "node:path";
 import { isDevice, noteFolder, type PublishedVolume } from "../csi-volumes.ts";
 import { isMissing } from "../host/files.ts";
-import { mountPoints } from "../host/mounts.ts";
+import { parseMounts } from "../host/mounts.ts";
 
 export const DATA = "vol_data.json";
 
@@ -86,13 +86,18 @@ function removeWhileEmpty(folder: string, levels: number): void {
  * sees anything: the machine would run with an empty folder.
  * @throws Error that says so
  */
-export async function assertMounted(target: string, root: string): Promise<void> {
+export function assertMounted(target: string, root: string): void {
+  if (isMountPoint(target)) return;
   const stats = lstatSync(target, { throwIfNoEntry: false });
-  if (stats?.isDirectory() === true) {
-    const real = realpathSync(target);
-    if (readdirSync(real).length > 0 || (await mountPoints()).some(({ path }) => path === real)) return;
-  }
+  if (stats?.isDirectory() === true && readdirSync(target).length > 0) return;
   throw new Error(
     `the driver says that it has mounted ${target}, and this host sees nothing there: does its container mount ${join(root, "pods")} with mountPropagation: Bidirectional?`,
   );
+}
+
+/** By the mount table alone: a look at a mount waits for its server, which may be gone for good. */
+function isMountPoint(target: string): boolean {
+  if (!existsSync(dirname(target))) return false;
+  const real = join(realpathSync(dirname(target)), basename(target));
+  return parseMounts(readFileSync("/proc/self/mountinfo", "utf8")).some(({ path }) => path === real);
 }

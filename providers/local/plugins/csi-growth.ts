@@ -63,7 +63,7 @@ export async function growVolume(
     });
   // Before it is there, no driver could let it grow.
   if (isDevice(at)) devices.numbers(targetPath);
-  else await assertMounted(targetPath, root);
+  else assertMounted(targetPath, root);
   const staged = stagingPlace({ driver, volume: persistent.volume, isBlock: isDevice(at) }).path;
   const stagingTargetPath = can.has(Rpc.STAGE_UNSTAGE_VOLUME) ? join(root, staged) : "";
   const place = { volumeId: persistent.volume, targetPath, stagingTargetPath };

@@ -170,7 +170,7 @@ export class CsiPublisher implements CsiSource {
     const isShared = this.#sharers(holder.id, at).some((each) => existsSync(this.#target(each)));
     await plugin.publish(publishRequest(wish, place), signal);
     if (isDevice(at)) await this.#hold(holder, volume, at);
-    else await assertMounted(target, this.#options.root);
+    else assertMounted(target, this.#options.root);
     await this.#expand(holder, plugin, wish, place);
     if (isDevice(at)) return;
     const group = security?.fs_group;
