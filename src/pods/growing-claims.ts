@@ -15,6 +15,8 @@ import { claimNameOf, uidOf } from "../kube/pod.ts";
 import type { PersistentVolume, PersistentVolumeClaim, Pod, Secret } from "../kube/wire.ts";
 import { isClaimVolume, type PodVolume, usedVolumes } from "../podspec/pod-volumes.ts";
 import { secretTexts } from "../podspec/references/csi-driver.ts";
+import { withoutSecrets } from "../podspec/references/pod-secrets.ts";
+import { Redactor } from "../podspec/references/redaction.ts";
 import { csiVolumeName } from "../provider/csi-names.ts";
 import { isProviderError } from "../provider/errors.ts";
 import type { Machine, MachinePatch } from "../provider/machine.ts";
@@ -157,7 +159,11 @@ export class GrowingClaims {
   }
 
   async #grow({ pod, machine, refused }: Growing, { claim, path, pv, growth }: Pending, signal: AbortSignal) {
-    const { kube, provider, event, nodeName } = this.#options;
+    const { kube, event, nodeName } = this.#options;
+    // The pod's own secrets, which are redacted already, do not have these among them.
+    const redactor = new Redactor();
+    redactor.add(Object.values(growth.expand_secrets ?? {}), "");
+    const provider = withoutSecrets(this.#options.provider, (_machine, text) => redactor.redact(text));
     const status = claim.status?.allocatedResourceStatuses?.["storage"];
     // The controller changes its size no more from here on (resize_util: MarkNodeExpansionInProgress).
     let latest = claim;
@@ -168,18 +174,16 @@ export class GrowingClaims {
     } catch (thrown) {
       signal.throwIfAborted();
       const { message } = toError(thrown);
-      if (isProviderError(thrown, "in_use")) {
-        // kubelet: MarkForInUseExpansionError; the next machine that gets the volume has it grown before.
-        refused.set(csiVolumeName(growth.driver, growth.volume), growth.size_bytes);
-        return;
-      }
       // The machine is at its end, or does not have it any more.
       if (isProviderError(thrown, "conflict") || isProviderError(thrown, "not_found")) return;
-      event(pod, { type: "Warning", reason: "VolumeResizeFailed", message });
+      // kubelet: MarkForInUseExpansionError; the next machine that gets the volume has it grown before.
+      const isInUse = isProviderError(thrown, "in_use");
+      if (isInUse) refused.set(csiVolumeName(growth.driver, growth.volume), growth.size_bytes);
+      else event(pod, { type: "Warning", reason: "VolumeResizeFailed", message });
       const isInfeasible = isProviderError(thrown, "invalid") && status !== undefined;
       const failure = { ...(isInfeasible && { status: "NodeResizeInfeasible" }), error: message };
       await kube.request({ ...statusPatch(path, latest, failure, rfc3339(this.#options.clock.now())), signal });
-      if (!isInfeasible) throw thrown;
+      if (!isInfeasible && !isInUse) throw thrown;
       return;
     }
     const message = `MountVolume.NodeExpandVolume succeeded for volume "${pv}" ${nodeName}`;
@@ -201,12 +205,13 @@ export class GrowingClaims {
 
 /** Undefined for what the machine does not have, or has as large already. */
 function growthOf(
-  { metadata, status }: PersistentVolumeClaim,
+  { metadata }: PersistentVolumeClaim,
   volume: PersistentVolume | undefined,
   { sizes, refused }: Growing,
 ): Growth | undefined {
   const { csi, capacity, claimRef } = volume?.spec ?? {};
-  const size = status?.allocatedResources?.["storage"] ?? capacity?.["storage"];
+  // A driver may make more than was asked for, and the claim is told of all of it (GrownClaims).
+  const size = capacity?.["storage"];
   if (!csi || size === undefined || claimRef?.uid !== metadata?.uid) return undefined;
   const inNode = csiVolumeName(csi.driver, csi.volumeHandle);
   const size_bytes = Quantity.parse(size).toNumber();

@@ -104,7 +104,10 @@ export function saysSomething(machine: Machine): boolean {
  *
  * @param redact by the machine's id
  */
-export function withoutSecrets(provider: Provider, redact: (machineId: string, text: string) => string): Provider {
+export function withoutSecrets<Some extends Partial<Provider>>(
+  provider: Some,
+  redact: (machineId: string, text: string) => string,
+): Some {
   const calls: ReadonlySet<string> = new Set(["createPod", "getPod", "updatePod", "stopPod", "deletePod"]);
   return new Proxy(provider, {
     get(target, property) {

@@ -1,4 +1,5 @@
 /** Claims that grow while a machine has their volumes: when the backend is asked, and what is said of it. */
+import { inspect } from "node:util";
 import { beforeEach, describe, expect, onTestFinished, test } from "vitest";
 import type { KubeRequest } from "../../../src/kube/kube.ts";
 import { uidOf } from "../../../src/kube/pod.ts";
@@ -6,7 +7,7 @@ import type { Pod } from "../../../src/kube/wire.ts";
 import { GrowingClaims } from "../../../src/pods/growing-claims.ts";
 import { ProviderError } from "../../../src/provider/errors.ts";
 import type { Machine, MachinePatch } from "../../../src/provider/machine.ts";
-import { silentLogger } from "../../../src/telemetry/logger.ts";
+import { collectingLogger } from "../../support/collecting-logger.ts";
 import { VirtualClock } from "../../support/virtual-clock.ts";
 import { FakeKube } from "../podspec/fake-kube.ts";
 import { podWithContainer } from "../podspec/fixtures.ts";
@@ -29,6 +30,7 @@ const PENDING = {
   allocatedResourceStatuses: { storage: "NodeResizePending" },
   conditions: [{ type: "FileSystemResizePending", status: "True" }],
 };
+const SECRET = "hunter2-hunter2";
 const GROWTH = { driver: "csi.example.com", volume: "disk-1", size_bytes: 2 * 2 ** 30 };
 
 describe("a claim that grows while a machine has its volume", () => {
@@ -37,23 +39,28 @@ describe("a claim that grows while a machine has its volume", () => {
   let growing: GrowingClaims;
   let status: Record<string, unknown>;
   let csi: object;
+  let capacity: string;
   let asked: { id: string; patch: MachinePatch }[];
   let answer: Error | undefined;
   let events: string[];
   let isOffered: boolean;
+  let logged: ReturnType<typeof collectingLogger>;
 
   beforeEach(() => {
     [clock, kube, asked, answer, events] = [new VirtualClock(), new FakeKube(), [], undefined, []];
     [status, csi, isOffered] = [PENDING, { driver: "csi.example.com", volumeHandle: "disk-1" }, true];
+    [capacity, logged] = ["2Gi", collectingLogger()];
     const metadata = { uid: "claim-uid", resourceVersion: "7" };
     kube.intercept = ({ method, path }: Omit<KubeRequest, "signal">) => {
       const claim = { metadata, spec: { volumeName: "pv-1" }, status };
       if (method === "PATCH") return { ...claim, metadata: { ...metadata, resourceVersion: "8" } };
-      if (path.endsWith("/secrets/expand")) return { data: { key: Buffer.from("three").toString("base64") } };
-      return path === CLAIM ? claim : { spec: { claimRef: { uid: "claim-uid" }, capacity: { storage: "2Gi" }, csi } };
+      if (path.endsWith("/secrets/expand")) return { data: { key: Buffer.from(SECRET).toString("base64") } };
+      return path === CLAIM
+        ? claim
+        : { spec: { claimRef: { uid: "claim-uid" }, capacity: { storage: capacity }, csi } };
     };
     growing = new GrowingClaims({
-      ...{ kube, clock, nodeName: "burst-0", random: () => 0.5, logger: silentLogger },
+      ...{ kube, clock, nodeName: "burst-0", random: () => 0.5, logger: logged },
       provider: {
         updatePod: (id, patch) => {
           asked.push({ id, patch });
@@ -94,7 +101,13 @@ describe("a claim that grows while a machine has its volume", () => {
   test("has the secret that the volume names for that passed on", async () => {
     csi = { ...csi, nodeExpandSecretRef: { namespace: "storage", name: "expand" } };
     await look();
-    expect(asked[0]?.patch).toEqual({ csi_volumes: [{ ...GROWTH, expand_secrets: { key: "three" } }] });
+    expect(asked[0]?.patch).toEqual({ csi_volumes: [{ ...GROWTH, expand_secrets: { key: SECRET } }] });
+  });
+
+  test("grows to all that its volume has become, which may be more than was asked for", async () => {
+    capacity = "3Gi";
+    await look();
+    expect(asked[0]?.patch.csi_volumes?.[0]?.size_bytes).toBe(3 * 2 ** 30);
   });
 
   test("of an older resizer is asked for by its condition, and marked as nothing", async () => {
@@ -185,12 +198,32 @@ describe("a claim that grows while a machine has its volume", () => {
     expect(asked).toHaveLength(1);
   });
 
-  test("that cannot be while it is in use is asked for once, and without a word", async () => {
+  test("quotes nothing of the secret that its driver was given, in no event and no claim", async () => {
+    csi = { ...csi, nodeExpandSecretRef: { namespace: "storage", name: "expand" } };
+    answer = new ProviderError("unavailable", `no ${SECRET}`);
+    await look();
+    expect(events).toEqual(["Warning VolumeResizeFailed: no [redacted]"]);
+    expect(JSON.stringify(patches())).not.toContain(SECRET);
+    expect(logged.lines.length).toBeGreaterThan(0);
+    expect(inspect(logged.lines)).not.toContain(SECRET);
+  });
+
+  test("that cannot be while it is in use is asked for once, and only its claim says so", async () => {
     answer = new ProviderError("in_use", "in use");
     await look();
     growing.look(pod, having());
     await clock.advance(5 * MINUTE_MS);
     expect([asked.length, events]).toEqual([1, []]);
+    expect(patches().slice(1)).toMatchObject([
+      {
+        status: {
+          conditions: [
+            PENDING.conditions[0],
+            { ...{ type: "NodeResizeError", status: "True" }, message: "failed to expand pvc with in use" },
+          ],
+        },
+      },
+    ]);
   });
 
   test("is looked for again as long as the machine runs", async () => {
