@@ -37,9 +37,11 @@ interface Growing {
 
 /** @throws ProviderError conflict when the machine does not have it, or may not write to it */
 export function growingVolume({ id, spec, published }: CsiHolder, { driver, volume, ...growth }: CsiGrowth): Growing {
-  const own = csiVolumes(spec).find((each) => each.driver === driver && each.persistent?.volume === volume);
+  // A claim may be named twice, by one of them to be read alone.
+  const isWritable = (each: CsiVolume) => each.driver === driver && each.read_only !== true;
+  const own = csiVolumes(spec).find((each) => isWritable(each) && each.persistent?.volume === volume);
   const at = own && published?.[own.name];
-  if (own?.persistent !== undefined && at !== undefined && own.read_only !== true)
+  if (own?.persistent !== undefined && at !== undefined)
     return { volume: { ...own, persistent: { ...own.persistent, ...growth } }, at };
   const why = `machine ${id} has no volume ${volume} of the CSI driver ${driver} that may grow`;
   throw new ProviderError("conflict", why, { field: "csi_volumes.volume" });

@@ -97,6 +97,15 @@ describe("a volume that a machine has", () => {
     expect(await refused()).toMatch(/^conflict: /);
   });
 
+  test("that is named twice, and may be written to by one of both names, grows", async () => {
+    const { volumes = [], ...more } = having();
+    await world.create({
+      ...more,
+      volumes: [{ ...volumes[0]!, name: "seen", read_only: true } as CsiVolume, ...volumes],
+    });
+    expect(await refused()).toBe("it has grown");
+  });
+
   test("that is not there yet does not grow", async () => {
     driver.lies = true;
     await world.create(having());
