@@ -112,6 +112,18 @@ export function keyFilesOf({ certificate, key, clientCa }: NonNullable<VmRequest
   return { "guest.crt": certificate, "guest.key": key, "client-ca.crt": clientCa };
 }
 
+/** Without keys nobody knows who answers in place of a guest that has some: it is told nothing. */
+export function withoutGuestKeys(cloud: VmCloud): VmCloud {
+  const dial: VmCloud["dial"] = async (vm, options) => {
+    if (vm.labels[KEYS_LABEL] === undefined) return await cloud.dial(vm, options);
+    throw new ProviderError(
+      "unavailable",
+      `the guest of ${vm.name} has keys, and there is no guestKeysFile here: set it`,
+    );
+  };
+  return replacing(cloud, { dial });
+}
+
 /** A cloud whose guests have keys: what is dialled is the guest of that very VM, and it serves nobody else. */
 export function withGuestKeys(cloud: VmCloud, keys: GuestKeys): VmCloud {
   const own: Partial<VmCloud> = {
@@ -125,6 +137,10 @@ export function withGuestKeys(cloud: VmCloud, keys: GuestKeys): VmCloud {
     // Those that wait with keys of an older secret are replaced.
     version: async (options) => JSON.stringify([(await cloud.version?.(options)) ?? "", keys.newest]),
   };
+  return replacing(cloud, own);
+}
+
+function replacing(cloud: VmCloud, own: Partial<VmCloud>): VmCloud {
   return new Proxy(cloud, {
     get: (target, key) => {
       const value: unknown = Reflect.get(Object.hasOwn(own, key) ? own : target, key);

@@ -52,7 +52,7 @@ import { CloudCalls } from "./cloud-calls.ts";
 import type { InstanceType, VmCloud } from "./cloud.ts";
 import { Collector } from "./collector.ts";
 import { GuestEars } from "./guest-ears.ts";
-import { type GuestKeys, withGuestKeys } from "./guest-keys.ts";
+import { type GuestKeys, withGuestKeys, withoutGuestKeys } from "./guest-keys.ts";
 import { dialledGuest, Guests, type OpenGuest } from "./guests.ts";
 import { Quarantine, soldTypes } from "./instance-types.ts";
 import { isLive, MachineWork, type Sight } from "./machine-work.ts";
@@ -151,7 +151,8 @@ export class CloudProvider implements Provider {
   constructor(options: CloudProviderOptions) {
     const { scope, clock = systemClock, random = systemRandom, logger = silentLogger } = options;
     const { bootMs = 10 * MINUTE_MS, tombstoneMs = 60 * MINUTE_MS, hostGraceMs = 5 * MINUTE_MS } = options;
-    const cloud = options.guestKeys === undefined ? options.cloud : withGuestKeys(options.cloud, options.guestKeys);
+    const { guestKeys: keys } = options;
+    const cloud = keys === undefined ? withoutGuestKeys(options.cloud) : withGuestKeys(options.cloud, keys);
     this.name = options.name ?? cloud.name;
     this.#options = options;
     this.#clock = clock;

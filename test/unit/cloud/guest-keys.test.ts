@@ -5,7 +5,7 @@ import type { Duplex } from "node:stream";
 import { createServer, connect as connectTls } from "node:tls";
 import { expect, onTestFinished, test } from "vitest";
 import type { Vm, VmCloud, VmRequest } from "../../../providers/cloud/cloud.ts";
-import { GuestKeys, withGuestKeys } from "../../../providers/cloud/guest-keys.ts";
+import { GuestKeys, withGuestKeys, withoutGuestKeys } from "../../../providers/cloud/guest-keys.ts";
 import { toError } from "../../../src/util/errors.ts";
 
 const [SECRET, OTHER] = ["1".repeat(64), "2".repeat(64)];
@@ -110,6 +110,15 @@ test("VMs that wait are replaced when the first secret is another", async () => 
   const cloud = { version: () => Promise.resolve("image 1") } as unknown as VmCloud;
   const [before, after] = [keysOf(SECRET), keysOf(`${OTHER}\n${SECRET}`)].map((keys) => withGuestKeys(cloud, keys));
   expect(await after!.version!({ signal })).not.toBe(await before!.version!({ signal }));
+});
+
+test("an agent without the secret tells a guest with keys nothing, for it could be anybody", async () => {
+  let dialled = 0;
+  const cloud = { dial: () => Promise.resolve(dialled++) } as unknown as VmCloud;
+  const { labels } = keysOf().order(requestOf("one"));
+  const vm: Vm = { name: "vmlet-a", labels, state: "running", isSeen: true, addresses: ["127.0.0.1"] };
+  await expect(withoutGuestKeys(cloud).dial(vm, { signal })).rejects.toEqual(code("unavailable"));
+  expect(dialled).toBe(0);
 });
 
 test("a VM that was ordered without keys is reached by the cloud's own way", async () => {
