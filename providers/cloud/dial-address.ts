@@ -1,8 +1,9 @@
 /** The way to a guest whose address is reached, for clouds that have nothing closer. */
 import { connect, type Socket } from "node:net";
-import { type CallOptions, onAbort, ProviderError, toError } from "../../src/provider/kit/index.ts";
+import { type CallOptions, ProviderError, toError } from "../../src/provider/kit/index.ts";
 import type { Vm } from "./cloud.ts";
 import { GUEST_PORT } from "./guest-keys.ts";
+import { opened } from "./opened.ts";
 
 /**
  * Only for guests with keys (`VmRequest.keys`): the connection itself proves nothing to either side.
@@ -15,15 +16,9 @@ export async function dialAddress(
 ): Promise<Socket> {
   if (host === undefined) throw new ProviderError("unavailable", `${name} has no address yet`);
   const socket = connect({ host, port, noDelay: true, keepAlive: true });
-  using _ = onAbort(signal, () => socket.destroy());
-  const { promise, resolve, reject } = Promise.withResolvers<void>();
-  socket.once("connect", resolve);
-  socket.once("error", reject);
-  socket.once("close", () => reject(new Error("the connection broke")));
   try {
-    await promise;
+    await opened(socket, "connect", { signal });
   } catch (thrown) {
-    socket.destroy();
     signal.throwIfAborted();
     throw new ProviderError("unavailable", `the guest of ${name} at ${host}: ${toError(thrown).message}`, {
       cause: thrown,

@@ -1,5 +1,5 @@
 /** What an image has besides its packages and the program: it makes the VM ready and keeps the guest running. */
-import { GUEST_KEYS } from "./guest-keys.ts";
+import { GUEST_KEYS, KEY_FILES } from "./guest-keys.ts";
 
 interface GuestFile {
   readonly path: string;
@@ -65,12 +65,14 @@ mountpoint -q /dev/shm || { mkdir -p /dev/shm; mount -t tmpfs -o mode=1777,nosui
 mkdir -p -m 700 /run/vmlet
 ip link set lo up
 # What Incus has told this instance alone: keys, if its guest has any. Whoever would do without them is not reached.
-for each in guest.crt client-ca.crt guest.key; do
+for each in ${Object.values(KEY_FILES).join(" ")}; do
   n=0
   until reply=$(printf 'GET /1.0/config/${KEY_FILE}%s HTTP/1.0\\r\\nHost: incus\\r\\n\\r\\n' $each | nc -U /dev/incus/sock 2>/dev/null) &&
     [ -n "$reply" ] || [ ! -S /dev/incus/sock ] || [ $n -ge 50 ]; do sleep 0.1; n=$((n + 1)); done
   case "$reply" in "HTTP/1."?" 200 "*)
     (umask 077 && mkdir -p ${GUEST_KEYS} && echo "$reply" | tr -d '\\r' | sed '1,/^$/d' >${GUEST_KEYS}/$each) ;;
+  # It has none: a start waits for no more answers.
+  *) break ;;
   esac
 done
 # The guest's socket needs no network: it does not wait for the address.

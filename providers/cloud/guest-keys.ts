@@ -10,18 +10,21 @@ import {
   type CallOptions,
   ConfigError,
   createCertificate,
-  onAbort,
   privateKeyPem,
   ProviderError,
   toError,
 } from "../../src/provider/kit/index.ts";
 import type { Vm, VmCloud, VmRequest } from "./cloud.ts";
 import { BIRTH_LABEL, KEYS_LABEL } from "./labels.ts";
+import { opened } from "./opened.ts";
 
 /** In the VM, from its first moment on. */
 export const GUEST_KEYS = "/etc/vmlet/keys";
 /** Where a guest with keys listens. */
 export const GUEST_PORT = 10_443;
+
+/** Under which names a guest finds them there. */
+export const KEY_FILES = { certificate: "guest.crt", clientCa: "client-ca.crt", key: "guest.key" } as const;
 
 const LEAST_CHARACTERS = 32;
 /** Of the order of P-256's group. */
@@ -107,9 +110,9 @@ export class GuestKeys {
   }
 }
 
-/** By the names under which a guest finds them in `GUEST_KEYS`. */
-export function keyFilesOf({ certificate, key, clientCa }: NonNullable<VmRequest["keys"]>) {
-  return { "guest.crt": certificate, "guest.key": key, "client-ca.crt": clientCa };
+/** By the names of `KEY_FILES`. */
+export function keyFilesOf({ certificate, key, clientCa }: NonNullable<VmRequest["keys"]>): Record<string, string> {
+  return { [KEY_FILES.certificate]: certificate, [KEY_FILES.key]: key, [KEY_FILES.clientCa]: clientCa };
 }
 
 /** Without keys nobody knows who answers in place of a guest that has some: it is told nothing. */
@@ -157,15 +160,9 @@ async function secure(
   { signal }: CallOptions,
 ): Promise<TLSSocket> {
   const secured = connect({ ...connection, socket });
-  using _ = onAbort(signal, () => secured.destroy());
-  const { promise, resolve, reject } = Promise.withResolvers<void>();
-  secured.once("secureConnect", resolve);
-  secured.once("error", reject);
-  secured.once("close", () => reject(new Error("the connection broke")));
   try {
-    await promise;
+    await opened(secured, "secureConnect", { signal });
   } catch (thrown) {
-    secured.destroy();
     socket.destroy();
     signal.throwIfAborted();
     const why = toError(thrown).message;

@@ -7,7 +7,7 @@ import { existsSync } from "node:fs";
 import { join } from "node:path";
 import { Command } from "commander";
 import { GUEST_VOLUMES } from "../../providers/cloud/guest-files.ts";
-import { GUEST_PORT } from "../../providers/cloud/guest-keys.ts";
+import { GUEST_PORT, KEY_FILES } from "../../providers/cloud/guest-keys.ts";
 import { oneMachine } from "../../providers/cloud/one-machine.ts";
 import { startBackend } from "../../providers/local/backend.ts";
 import { type BackendConfig, loadBackendConfig } from "../../providers/local/config.ts";
@@ -92,8 +92,8 @@ export function masterOfItsVm(config: BackendConfig): BackendConfig {
  * @internal
  */
 export function withKeys(config: BackendConfig, folder: string | undefined): BackendConfig {
-  if (folder === undefined || !existsSync(join(folder, "guest.key"))) return config;
-  const [certFile, keyFile, clientCaFile] = ["guest.crt", "guest.key", "client-ca.crt"].map((each) =>
+  if (folder === undefined || !existsSync(join(folder, KEY_FILES.key))) return config;
+  const [certFile, keyFile, clientCaFile] = [KEY_FILES.certificate, KEY_FILES.key, KEY_FILES.clientCa].map((each) =>
     join(folder, each),
   ) as [string, string, string];
   return { ...config, listen: { address: "0.0.0.0", port: GUEST_PORT }, tls: { certFile, keyFile, clientCaFile } };

@@ -62,7 +62,7 @@ const PROGRAM = `echo hello from $(hostname); echo here >/tmp/index.html; httpd 
 const START_MS = 240_000;
 /** Pods of the soak, and how many there are at once; by hand it is 200 of them. */
 const SOAK_PODS = Number(process.env["SOAK_INCUS"] ?? 6);
-const SOAK_BURST = Math.min(20, SOAK_PODS / 2);
+const SOAK_BURST = Math.min(20, Math.ceil(SOAK_PODS / 2));
 
 function pods(): void {
   const cleanups: (() => Promise<unknown>)[] = [];
