@@ -37,7 +37,7 @@ export function createCloudProvider(
 
 /** @throws ConfigError */
 function guestKeysOf(file: string, scope: string): GuestKeys {
-  const field = `provider.guestKeysFile (${file})`;
+  const field = `guestKeysFile (${file})`;
   try {
     return new GuestKeys(readFileSync(file, "utf8"), { scope, field });
   } catch (thrown) {

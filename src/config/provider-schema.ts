@@ -123,18 +123,18 @@ const inCloud = {
     .regex(/^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$/, "must be lower-case letters, digits and hyphens, at most 40")
     .default("vmlet")
     .describe("Agents with the same scope in one project share its machines, and clean up behind each other."),
-};
-
-const cloudSchema = z.strictObject({
-  ...inCloud,
-  instanceTypes: z.array(soldSchema).min(1).describe("Sizes of VM; one that is to be had in two zones is named twice."),
   guestKeysFile: z
     .string()
     .min(1)
     .optional()
     .describe(
-      "File with a secret (openssl rand -hex 32), the same for all agents of the scope: guests are then reached at their VMs' addresses, port 10443, by TLS with keys on both sides that are made of it for each VM. Of several lines the first is for new VMs. Absent: through Incus.",
+      "File with a secret (openssl rand -hex 32), the same for all agents of the scope and `vmlet csi`: guests are then reached at their VMs' addresses, port 10443, by TLS with keys on both sides that are made of it for each VM. Of several lines the first is for new VMs. Absent: through Incus.",
     ),
+};
+
+const cloudSchema = z.strictObject({
+  ...inCloud,
+  instanceTypes: z.array(soldSchema).min(1).describe("Sizes of VM; one that is to be had in two zones is named twice."),
   allowPrivileged: z
     .boolean()
     .optional()
@@ -161,14 +161,14 @@ export const volumeBackendsSchema = z.strictObject({
         error: ({ input }) =>
           (input as { type?: unknown } | null)?.type === undefined
             ? undefined
-            : "must be a Machine API (url), or a cloud as a node's provider has it (type: cloud, cloud, scope)",
+            : "must be a Machine API (url), or a cloud as a node's provider has it (type: cloud, cloud, scope, guestKeysFile)",
       }),
     )
     .min(1)
     .max(1000)
     .refine((all) => new Set(all.map((each) => keyOfBackend(each))).size === all.length, "names a backend twice")
     .describe(
-      "Machine APIs with volumes, and clouds (`type: cloud`, `cloud`, `scope`, as a node's provider). Of several, each has a `zone` in its own configuration, and no two the same.",
+      "Machine APIs with volumes, and clouds (`type: cloud`, `cloud`, `scope`, `guestKeysFile`, as a node's provider). Of several, each has a `zone` in its own configuration, and no two the same.",
     ),
 });
 

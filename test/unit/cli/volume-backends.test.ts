@@ -41,6 +41,14 @@ test("a cloud is a backend by itself, beside Machine APIs", async () => {
   await Promise.all(providers.map((each) => each.close()));
 });
 
+test("the keys of a cloud's guests are those of its agents, from the same file", async () => {
+  const guestKeysFile = join(folder, "guest-keys");
+  await expect(open([{ ...incus(), guestKeysFile }])).rejects.toThrow(/guestKeysFile .*guest-keys.*ENOENT/);
+  writeFileSync(guestKeysFile, "0123456789abcdef".repeat(4));
+  const [cloud] = await open([{ ...incus(), guestKeysFile }]);
+  await cloud.close();
+});
+
 test.each([
   ["without volumes", [incus({ volumes: undefined })], /volumes/],
   ["of virtual machines", [incus({ instanceType: "virtual-machine" })], /instanceType to container/],

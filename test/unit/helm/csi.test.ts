@@ -87,6 +87,7 @@ test("a cloud of a node that has volumes is a backend by itself, with its files 
     (name) => `/etc/vmlet/secrets/incus/${name}`,
   );
   const files = { caFile, certFile, keyFile };
+  const guestKeysFile = "/etc/vmlet/secrets/guests/keys";
   const where = {
     type: "incus",
     url: "https://incus.example.com:8443",
@@ -99,20 +100,21 @@ test("a cloud of a node that has volumes is a backend by itself, with its files 
     provider: {
       type: "cloud",
       scope: "disks",
+      guestKeysFile,
       cloud: { ...where, instanceType: "container", ...more },
       instanceTypes: [{ name: "small" }],
     },
   });
   const volumes = { pools: ["default"], member: "one" };
   const nodes = [node("a", { volumes }), node("b", { volumes }), node("c", {})];
-  const rendered = await renderValues(minimal({ existingSecrets: ["incus"], nodes, csi: { enabled: true } }));
+  const rendered = await renderValues(minimal({ existingSecrets: ["incus", "guests"], nodes, csi: { enabled: true } }));
   const text = find(rendered, "ConfigMap", NAME).data["backends.yaml"];
   const { backends } = parseFile(volumeBackendsSchema, text, "backends.yaml");
-  expect(backends).toMatchObject([{ type: "cloud", scope: "disks", cloud: { ...where, volumes } }]);
+  expect(backends).toMatchObject([{ type: "cloud", scope: "disks", guestKeysFile, cloud: { ...where, volumes } }]);
   expect(backends).toHaveLength(1);
   expect(flagsOf(rendered)).toMatchObject({ backends: "/etc/vmlet/csi/backends.yaml" });
   const mounts = containersOf(rendered)[0]!.volumeMounts.map(({ mountPath }: Json) => mountPath as string);
-  expect(mounts).toContain("/etc/vmlet/secrets/incus");
+  expect(mounts).toEqual(expect.arrayContaining(["/etc/vmlet/secrets/incus", "/etc/vmlet/secrets/guests"]));
 });
 
 test("the sidecars ask the driver by the socket that they share with it", () => {
