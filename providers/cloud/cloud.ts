@@ -139,6 +139,11 @@ export interface CloudVolumes {
    * when nothing in the VM can reach it.
    */
   detach(vm: string, volume: string, options: CallOptions): Promise<void>;
+  /**
+   * Whether a copy of a volume of this class is what was on it at one instant of the order, whatever a VM writes to it
+   * meanwhile. Absent: never, and VMs that write are kept from what is copied until the copy is made.
+   */
+  copiesInUse?(named: string, options: CallOptions): Promise<boolean>;
   /** Bytes that new volumes of the class may have. Undefined: not known. */
   room(named: string, options: CallOptions): Promise<number | undefined>;
 }

@@ -1,6 +1,6 @@
 /** For the author of a `VmCloud` with volumes: what the provider builds on of them. */
 import { isProviderError, Violation } from "../../src/provider/kit/index.ts";
-import type { CloudVolumes, VolumeRef } from "./cloud.ts";
+import type { CloudVolumes, Vm, VolumeRef } from "./cloud.ts";
 import type { Check, Context } from "./kit.ts";
 import { SCOPE_LABEL } from "./labels.ts";
 import { VOLUME_LABEL } from "./volume-record.ts";
@@ -33,6 +33,16 @@ async function codeOf(work: Promise<unknown>): Promise<string> {
 async function refused(what: string, code: string, work: Promise<unknown>): Promise<void> {
   const came = await codeOf(work);
   if (came !== code) throw new Violation(`${what} to fail with ${code}`, came);
+}
+
+async function vmWith(volume: VolumeRef, context: Context): Promise<Vm> {
+  const request = { ...context.request(), volumes: [{ ...volume, readOnly: false }] };
+  const { zone } = volumesOf(context);
+  const { zone: typeZone = zone } = request.type;
+  if (zone !== undefined && typeZone !== zone)
+    throw new Violation(`a type of zone ${zone}, where the volumes are`, `it is of ${typeZone}`);
+  await context.cloud.createVm(request, context.options);
+  return await context.untilRuns(request.name);
 }
 
 export const VOLUME_CHECKS: readonly Check[] = [
@@ -94,26 +104,33 @@ export const VOLUME_CHECKS: readonly Check[] = [
     },
   },
   {
+    name: "volumes/are-copied-while-a-vm-has-them",
+    why: "a snapshot is asked for of what runs, where the cloud says that it makes such copies (`copiesInUse`)",
+    skip: (context) =>
+      skip(context) ??
+      (volumesOf(context).copiesInUse === undefined ? "the cloud copies only what nobody writes to" : undefined),
+    async run(context) {
+      const volume = await made(context);
+      if ((await volumesOf(context).copiesInUse?.(volume.class, context.options)) !== true) return;
+      await vmWith(volume, context);
+      await made(context, volume);
+    },
+  },
+  {
     name: "volumes/a-vm-has-them-until-they-are-taken",
     why: "who is told that a VM has a volume no more gives it to another",
     skip,
     async run(context) {
       const { cloud, options } = context;
       const volume = await made(context);
-      const request = { ...context.request(), volumes: [{ ...volume, readOnly: false }] };
-      const { zone } = volumesOf(context);
-      const { zone: typeZone = zone } = request.type;
-      if (zone !== undefined && typeZone !== zone)
-        throw new Violation(`a type of zone ${zone}, where the volumes are`, `it is of ${typeZone}`);
-      await cloud.createVm(request, options);
-      const vm = await context.untilRuns(request.name);
+      const vm = await vmWith(volume, context);
       if (vm.volumes?.join() !== volume.name)
         throw new Violation(`the VM to have ${volume.name}`, `it has ${vm.volumes?.join() ?? "nothing to say of it"}`);
       await refused("the deletion of what a VM has", "in_use", volumesOf(context).delete(volume, options));
       await context.untilAnswers(vm);
-      await volumesOf(context).detach(request.name, volume.name, options);
+      await volumesOf(context).detach(vm.name, volume.name, options);
       await context.eventually("the VM to have it no more", async () => {
-        const { volumes = [] } = await cloud.getVm(request.name, options);
+        const { volumes = [] } = await cloud.getVm(vm.name, options);
         return volumes.length === 0 ? undefined : `it has ${volumes.join()}`;
       });
       await volumesOf(context).delete(volume, options);

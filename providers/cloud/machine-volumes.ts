@@ -142,7 +142,8 @@ export class MachineVolumes {
   async #usersOf(record: CloudVolumeRecord | undefined, options: CallOptions): Promise<Users> {
     if (record === undefined) return { holders: [], isCopied: false };
     const { entries } = this.#options;
-    return { holders: await entries.holders(record, options), isCopied: await entries.isCopied(record, options) };
+    const copies = record.copies.filter((copy) => copy.in_use !== true);
+    return { holders: await entries.holders(record, options), isCopied: await entries.isCopied({ copies }, options) };
   }
 
   /** @returns where its bytes are @throws ProviderError as `claimsOf` */

@@ -128,8 +128,8 @@ export class VolumeEntries {
     return held.flat();
   }
 
-  /** True while this copy is being made. */
-  async isCopied({ copies }: CloudVolumeRecord, options: CallOptions): Promise<boolean> {
+  /** True while one of these copies is being made. */
+  async isCopied({ copies }: Pick<CloudVolumeRecord, "copies">, options: CallOptions): Promise<boolean> {
     for (const { volume, content } of copies) {
       const copy = await this.read(volume, options);
       if (copy?.volume.state === "creating" && copy.content?.name === content) return true;

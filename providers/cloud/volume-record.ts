@@ -27,6 +27,8 @@ interface CopyHold {
   readonly volume: string;
   /** The cloud's name of what is being made. */
   readonly content: string;
+  /** Whoever writes to the source meanwhile does no harm. */
+  readonly in_use?: boolean | undefined;
 }
 
 export interface CloudVolumeRecord {

@@ -4,6 +4,7 @@
  * made by several processes at once, agents and CSI drivers, and be broken off anywhere: it reads what stands there,
  * does the next step, and goes on from what it finds then.
  */
+import { isDeepStrictEqual } from "node:util";
 import {
   assertCopy,
   assertPossible,
@@ -44,6 +45,8 @@ interface CloudVolumeBookOptions {
   readonly clock: Clock;
   readonly random: Random;
 }
+
+type CopySource = CloudVolumeRecord & { readonly content: VolumeRef };
 
 /** Of a create: the volume cannot be, and nothing of it is left. */
 const LEAVES_NOTHING = ["quota", "invalid", "in_use", "not_found"] as const;
@@ -104,12 +107,12 @@ export class CloudVolumeBook implements VolumeProvider {
     assertPossible(spec, offer);
     const named = volumeClassOf(spec.class, offer).name;
     if (spec.source !== undefined) {
-      const source = await this.#copyable(spec.source.volume, options);
+      const { source } = await this.#copyable(spec.source.volume, options);
       assertCopy(spec, source.volume);
-      if (source.content?.class !== named)
+      if (source.content.class !== named)
         throw new ProviderError(
           "invalid",
-          `volume ${spec.source.volume}, which is to be copied, is of class ${source.content?.class}, not ${named}`,
+          `volume ${spec.source.volume}, which is to be copied, is of class ${source.content.class}, not ${named}`,
           { field: "class" },
         );
     }
@@ -157,14 +160,15 @@ export class CloudVolumeBook implements VolumeProvider {
   }
 
   /**
-   * Keeps writers away from what is copied, until the copy is made or given up.
+   * Keeps what is copied from its deletion, and from writers where they would be seen in the copy, until that is made or
+   * given up.
    * @throws ProviderError not_found, in_use
    */
   async #hold(id: string, copy: CloudVolumeRecord, options: CallOptions): Promise<VolumeRef> {
-    const hold = { volume: copy.volume.id, content: copy.content!.name };
     return await this.#entries.untilDone(id, options, async () => {
-      const source = await this.#copyable(id, options);
-      const isHeld = source.copies.some(({ volume, content }) => volume === hold.volume && content === hold.content);
+      const { source, isAtOnce } = await this.#copyable(id, options);
+      const hold = { volume: copy.volume.id, content: copy.content!.name, ...(isAtOnce && { in_use: true }) };
+      const isHeld = source.copies.some((each) => isDeepStrictEqual(each, hold));
       const copies = [...source.copies.filter(({ volume }) => volume !== hold.volume), hold];
       if (isHeld || (await this.#entries.swap(source, { copies }, options)) !== undefined) return source.content;
       return undefined;
@@ -172,15 +176,19 @@ export class CloudVolumeBook implements VolumeProvider {
   }
 
   /** @throws ProviderError not_found, in_use */
-  async #copyable(id: string, options: CallOptions): Promise<CloudVolumeRecord> {
+  async #copyable(id: string, options: CallOptions): Promise<{ source: CopySource; isAtOnce: boolean }> {
     const field = "source.volume";
     const record = await this.#entries.read(id, options);
-    if (record === undefined || record.volume.state !== "available")
+    if (record?.content === undefined || record.volume.state !== "available")
       throw new ProviderError("not_found", `there is no volume ${id} that could be copied`, { field });
+    const source = { ...record, content: record.content };
+    const { class: named } = source.content;
+    const asked = (volumes: CloudVolumes, inner: CallOptions) => Promise.resolve(volumes.copiesInUse?.(named, inner));
+    if ((await this.#options.cloud.onVolumes(options, asked)) === true) return { source, isAtOnce: true };
     const writers = { claims: record.claims.filter(({ read_only }) => !read_only) };
     const [writer] = await this.#entries.holders(writers, options);
     if (writer !== undefined) throw heldBy(id, attachmentOf(writer), field);
-    return record;
+    return { source, isAtOnce: false };
   }
 
   // ------------------------------------------------------------------------------------------------------------- reads

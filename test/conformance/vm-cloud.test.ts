@@ -30,6 +30,7 @@ afterAll(async () => {
 /** Its guests are all the same one; which VM is dialled is looked at here. */
 function good(): SimulatedCloud & VmCloud {
   const cloud = new SimulatedCloud();
+  cloud.state.copiesInUse = true;
   return Object.assign(cloud, {
     dial: async ({ name, labels }: Parameters<VmCloud["dial"]>[0]) => {
       const now = cloud.state.vm(name);
@@ -189,6 +190,15 @@ const FLAWS: Readonly<Record<string, Flaw>> = {
       delete: async (volume, options) => {
         await volumes.delete(volume, options);
         for (const each of state.volumes.values()) if (each.request.source?.name === volume.name) each.state = "broken";
+      },
+    },
+  }),
+  "volumes/are-copied-while-a-vm-has-them": ({ volumes, state }) => ({
+    volumes: {
+      create: (request, options) => {
+        if ([...state.vms.values()].some((vm) => vm.volumes.includes(request.source?.name ?? "")))
+          throw new ProviderError("in_use", "a VM writes to it");
+        return volumes.create(request, options);
       },
     },
   }),

@@ -45,6 +45,8 @@ export class CloudState {
   readonly volumes = new Map<string, HeldVolume>();
   /** What volumes may have together. */
   roomBytes = 2 ** 50;
+  /** Whether what a VM writes to is copied as it was at one instant. */
+  copiesInUse = false;
   readonly words = new Map<string, { words: Entry["words"]; version: number }>();
   /** Types that are sold out. */
   readonly soldOut = new Set<string>();

@@ -55,6 +55,7 @@ export class SimulatedCloud implements VmCloud {
       }),
     delete: ({ name }) => this.#call("volumes.delete", name, () => this.state.deleteVolume(name)),
     detach: (vm, volume) => this.#call("volumes.detach", vm, () => this.state.detach(vm, volume)),
+    copiesInUse: (named) => this.#call("volumes.copiesInUse", named, () => this.state.copiesInUse),
     room: () => this.#call("volumes.room", "", () => this.state.roomBytes),
   };
 

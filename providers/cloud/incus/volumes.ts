@@ -31,6 +31,8 @@ const READY = "user.vmlet-ready";
 const OURS = /^vmlet-[a-z0-9]+$/;
 /** A little less than a call may take. */
 const WAIT_SECONDS = 15;
+/** Drivers of pools that copy a volume by a snapshot of it; so does LVM's where it has a thin pool. */
+const BY_SNAPSHOT = ["btrfs", "ceph", "zfs"];
 /** Of Incus's numbers of status. */
 const [DONE, FAILED] = [200, 400];
 
@@ -123,6 +125,14 @@ export class IncusVolumes implements CloudVolumes {
     const asked = { method: "PATCH", path: `instances/${vm}`, body, ...options } as const;
     const { error } = await this.#client.carryOut(asked, WAIT_SECONDS);
     if (error !== undefined) throw new ProviderError("unavailable", `Incus: ${error}`);
+  }
+
+  async copiesInUse(pool: string, { signal }: CallOptions): Promise<boolean> {
+    const path = `storage-pools/${encodeURIComponent(pool)}`;
+    const reply = await this.#client.ask({ method: "GET", path, query: this.#query, signal });
+    if (reply.error !== undefined) throw unknown(reply);
+    const { driver = "", config } = (reply.metadata ?? {}) as { driver?: string; config?: Record<string, string> };
+    return BY_SNAPSHOT.includes(driver) || (driver === "lvm" && config?.["lvm.thinpool_name"] !== undefined);
   }
 
   async room(pool: string, { signal }: CallOptions): Promise<number | undefined> {

@@ -15,7 +15,10 @@ export type StorageEngine = (typeof STORAGE_ENGINES)[number];
 
 /** What an engine's volumes are. A guest has a kernel of its own: one machine has a disk. */
 const OWN: Readonly<
-  Record<StorageEngine, { smallest: string; fsTypes: object; mountOptions?: object; capabilities: object }>
+  Record<
+    StorageEngine,
+    { smallest: string; fsTypes: object; mountOptions?: object; capabilities: object; snapshotStress?: object }
+  >
 > = {
   cri: {
     // The smallest that all of its file systems can have.
@@ -55,14 +58,15 @@ const OWN: Readonly<
       RWX: false,
       capReadOnlyMany: false,
       topology: false,
-      snapshotDataSource: false,
     },
+    // Copied while pods write to them.
+    snapshotStress: { NumPods: 3, NumSnapshots: 3 },
   },
 };
 
 /** What the suite may ask of the driver: of this engine, and on this host. */
 function driverOf(engine: StorageEngine): object {
-  const { smallest, fsTypes, mountOptions = { noatime: {} }, capabilities } = OWN[engine];
+  const { smallest, fsTypes, mountOptions = { noatime: {} }, capabilities, snapshotStress } = OWN[engine];
   return {
     StorageClass: { FromExistingClassName: "vmlet" },
     SnapshotClass: { FromName: true },
@@ -71,8 +75,9 @@ function driverOf(engine: StorageEngine): object {
       SupportedSizeRange: { Min: smallest },
       SupportedFsType: fsTypes,
       SupportedMountOption: mountOptions,
-      // None for snapshots: their stress takes them of volumes that pods have, and waits for them meanwhile.
       StressTestOptions: { NumPods: 4, NumRestarts: 3 },
+      // They are taken of volumes that pods have, and waited for meanwhile.
+      ...(snapshotStress && { VolumeSnapshotStressTestOptions: snapshotStress }),
       Capabilities: {
         persistence: true,
         fsGroup: true,

@@ -83,6 +83,20 @@ test("a copy that takes longer than the call is whole when its operation is over
   expect(waits).toEqual([]);
 });
 
+test.each([
+  [{ driver: "btrfs" }, true],
+  [{ driver: "zfs", config: {} }, true],
+  [{ driver: "lvm", config: { "lvm.thinpool_name": "IncusThinPool" } }, true],
+  [{ driver: "lvm", config: { "lvm.use_thinpool": "false" } }, false],
+  // What a restricted certificate sees of it.
+  [{ driver: "lvm", config: {} }, false],
+  [{ driver: "dir" }, false],
+])("of a pool that is %j a volume in use is copied as it was at one instant: %s", async (pool, isAtOnce) => {
+  const { volumes, calls } = setup(() => ok(pool));
+  expect(await volumes.copiesInUse("default", options)).toBe(isAtOnce);
+  expect(calls).toMatchObject([{ method: "GET", path: "storage-pools/default" }]);
+});
+
 test("an instance gets no volume that another has", async () => {
   const own = "/1.0/instances/vmlet-i?project=burst";
   let usedBy = [own];

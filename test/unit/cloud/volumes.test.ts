@@ -233,6 +233,42 @@ test("a copy of which nobody knows whether it is whole is made again under anoth
   expect([...state.volumes.keys()].toSorted()).toEqual([recordIn(setup, "v").content!.name, second].toSorted());
 });
 
+test("what a machine writes to is copied where the cloud copies it as it was at one instant, and stays until then", async () => {
+  const setup = new CloudAgents();
+  const agent = setup.agent();
+  await make(agent, "v");
+  await agent.createPod("m", using("v"), { signal });
+  await setup.pass(MINUTE_MS);
+  const copy = (id: string) =>
+    agent.volumes!.create(
+      id,
+      { labels: {}, size_bytes: 64 * MIB, mode: "filesystem", source: { volume: "v" } },
+      { signal },
+    );
+  await expect(copy("w")).rejects.toMatchObject({ code: "in_use", field: "source.volume" });
+  setup.cloud.state.copiesInUse = true;
+  const { state } = setup.cloud;
+  setup.cloud.after = (call, name) => {
+    if (call !== "volumes.create") return;
+    setup.cloud.after = undefined;
+    state.volumeOf(name).state = "making";
+  };
+  await expect(copy("w")).rejects.toEqual(code("unavailable"));
+  await agent.deletePod("m", { signal, force: true });
+  await setup.pass(MINUTE_MS);
+  // Other machines have it meanwhile.
+  await agent.createPod("n", using("v"), { signal });
+  await agent.deletePod("n", { signal, force: true });
+  await setup.pass(MINUTE_MS);
+  await expect(agent.volumes!.delete("v", { signal })).rejects.toMatchObject({
+    code: "in_use",
+    message: expect.stringContaining("copied") as string,
+  });
+  state.volumeOf(recordIn(setup, "w").content!.name).state = "ready";
+  expect(await copy("w")).toMatchObject({ state: "available" });
+  await agent.volumes!.delete("v", { signal });
+});
+
 test("what there is no room for leaves nothing, and is had when there is", async () => {
   const setup = new CloudAgents();
   const agent = setup.agent();
