@@ -50,8 +50,13 @@ export interface VolumeRecord {
 /** Where volumes' bytes are. What is called again finds what an earlier call has done, be it in part. */
 export interface VolumeContents {
   /**
-   * Makes the volume, empty or as a copy of one that nothing writes to meanwhile. @returns what it has become
-   * @throws ProviderError quota when there is no room
+   * Takes what is on the source at this instant, for the `make` that follows: from then on the source may be written to.
+   * @returns false where that cannot be, and nothing is taken. Absent: it never can
+   */
+  take?(record: VolumeRecord, source: VolumeRecord): Promise<boolean>;
+  /**
+   * Makes the volume, empty, as a copy of what was taken of the source, or of a source that nothing writes to meanwhile.
+   * @returns what it has become @throws ProviderError quota when there is no room
    */
   make(
     record: VolumeRecord,
@@ -87,6 +92,7 @@ export interface VolumeBookOptions extends VolumeOffer {
 
 /** A create that was under way when its volume was deleted has arrived by then. */
 const TOMBSTONE_KNOWN_MS = 30 * 60_000;
+const SOURCE_FIELD = "source.volume";
 /** Of a create: the volume cannot be, and nothing of it is left. */
 const LEAVES_NOTHING: readonly string[] = ["quota", "in_use", "not_found"];
 
@@ -119,7 +125,8 @@ export class VolumeBook implements VolumeProvider {
         return await this.#make(existing);
       }
       assertPossible(spec, this.#options);
-      const source = spec.source === undefined ? undefined : this.#copyable(spec.source.volume);
+      const source = spec.source === undefined ? undefined : this.#sourceOf(spec.source.volume);
+      if (this.#options.contents.take === undefined && source !== undefined) this.#assertUnwritten(source);
       if (source !== undefined) assertCopy(spec, source.volume);
       const { labels, size_bytes, mode, class: named, zone = this.#options.zone } = spec;
       const { fs_type = source?.volume.fs_type } = spec;
@@ -155,7 +162,7 @@ export class VolumeBook implements VolumeProvider {
       const { size_bytes, fs_type } =
         source === undefined
           ? await contents.make(record, undefined)
-          : await this.inTurn(source, () => contents.make(record, this.#copyable(source)));
+          : await this.#copy(record, source);
       return this.#view(
         this.#keep(record, { state: "available", size_bytes, ...(fs_type !== undefined && { fs_type }) }),
       );
@@ -331,15 +338,29 @@ export class VolumeBook implements VolumeProvider {
     assertFree(claim, { volume: record.volume, attachments, offer: this.#options, field });
   }
 
-  /** @throws ProviderError not_found, in_use */
-  #copyable(id: string): VolumeRecord {
-    const field = "source.volume";
+  /** Who uses the source waits for no more than has to be. @throws ProviderError not_found, in_use */
+  async #copy(record: VolumeRecord, id: string): ReturnType<VolumeContents["make"]> {
+    const { contents } = this.#options;
+    const { made, taken } = await this.inTurn(id, async () => {
+      const source = this.#sourceOf(id);
+      if ((await contents.take?.(record, source)) === true) return { taken: source };
+      this.#assertUnwritten(source);
+      return { made: await contents.make(record, source) };
+    });
+    return made ?? (await contents.make(record, taken));
+  }
+
+  /** @throws ProviderError not_found */
+  #sourceOf(id: string): VolumeRecord {
     const record = this.#records.get(id);
-    if (record === undefined || record.volume.state !== "available")
-      throw new ProviderError("not_found", `there is no volume ${id} that could be copied`, { field });
+    if (record?.volume.state === "available") return record;
+    throw new ProviderError("not_found", `there is no volume ${id} that could be copied`, { field: SOURCE_FIELD });
+  }
+
+  /** @throws ProviderError in_use */
+  #assertUnwritten({ volume: { id } }: VolumeRecord): void {
     const writer = this.#options.attachments(id).find(({ read_only }) => !read_only);
-    if (writer !== undefined) throw heldBy(id, writer, field);
-    return record;
+    if (writer !== undefined) throw heldBy(id, writer, SOURCE_FIELD);
   }
 
   /** @param before what it has already @throws ProviderError quota */

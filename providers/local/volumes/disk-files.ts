@@ -24,7 +24,17 @@ import { flushFile } from "../host/files.ts";
 import { HostError } from "../host/host-error.ts";
 import { removeTree } from "../host/remove-tree.ts";
 import type { HostVolumes, VolumePlace } from "../volume-contents.ts";
-import { existingImage, extendImage, imageOf, keepReserved, makeImage, roomFor, wholeSize } from "./image-files.ts";
+import {
+  existingImage,
+  extendImage,
+  imageOf,
+  isTaken,
+  keepReserved,
+  makeImage,
+  roomFor,
+  takeImage,
+  wholeSize,
+} from "./image-files.ts";
 
 const FS_TYPE = "ext4";
 const TOOLS = [
@@ -56,15 +66,20 @@ export class DiskVolumes implements HostVolumes {
     this.#grown = grown;
   }
 
+  async take(record: VolumeRecord, source: VolumeRecord): Promise<boolean> {
+    return await takeImage(this.#dirOf(record.volume.id), this.#file(source.volume.id));
+  }
+
   async make(
     record: VolumeRecord,
     source: VolumeRecord | undefined,
   ): Promise<{ size_bytes: number; fs_type?: string }> {
-    const from = source && this.#file(source.volume.id);
+    const { id, mode } = record.volume;
+    const dir = this.#dirOf(id);
+    const from = source === undefined || isTaken(dir) ? undefined : this.#file(source.volume.id);
     if (from !== undefined && (await isHeld(from)))
       throw new ProviderError("in_use", `volume ${source!.volume.id} is a machine's`, { field: "source.volume" });
-    const { id, mode } = record.volume;
-    const size_bytes = await makeImage(this.#dirOf(id), record, { from, isForeign: true });
+    const size_bytes = await makeImage(dir, record, { from, isForeign: true });
     return { size_bytes, ...(mode === "filesystem" && { fs_type: FS_TYPE }) };
   }
 
@@ -77,7 +92,7 @@ export class DiskVolumes implements HostVolumes {
 
   async remove({ volume: { id } }: VolumeRecord): Promise<void> {
     await this.detach(id);
-    for (const part of ["disk.img", "disk.img.new"]) await removeTree(join(this.#dirOf(id), part));
+    for (const part of ["disk.img", "disk.img.new", "disk.img.new.taken"]) await removeTree(join(this.#dirOf(id), part));
   }
 
   async room(): Promise<number> {

@@ -2,8 +2,8 @@
  * The files of volumes that are disks: VOLUME/disk.img, of the volume's size, all of which is reserved, so that a disk
  * never runs out of the host's room in the middle of a write. With a file system, or empty.
  */
-import { existsSync, renameSync, rmSync, statSync, truncateSync, writeFileSync } from "node:fs";
-import { open, statfs } from "node:fs/promises";
+import { constants, existsSync, renameSync, rmSync, statSync, truncateSync, writeFileSync } from "node:fs";
+import { copyFile, open, statfs } from "node:fs/promises";
 import { dirname, join } from "node:path";
 import { type Logger, ProviderError, type VolumeRecord } from "../../../src/provider/kit/index.ts";
 import { CommandError, findTool, run } from "../host/command.ts";
@@ -19,6 +19,8 @@ const XFS_MINIMUM_BYTES = 300 * MIB;
 const XFS_PROTOTYPE = "/dev/null\n0 0\nd--777 0 0\n$\n";
 /** The share of the host's disk that volumes leave: less of it, and machines are evicted. */
 const KEPT_FREE = 0.1;
+/** Errors of a file system that has no blocks to share, or no room to say that it does. */
+const NOT_SHARED = ["ENOTSUP", "EOPNOTSUPP", "EINVAL", "ENOTTY", "ENOSYS", "EXDEV", "ENOSPC", "EDQUOT"];
 /** kubelet's formatting, and blocks that stay reserved. */
 const MKFS_OPTIONS = ["-q", "-F", "-m", "0", "-E", "nodiscard,lazy_itable_init=1,lazy_journal_init=1"];
 /** Features of ext4 that its superblock names. */
@@ -28,6 +30,9 @@ const HAS_64_BITS = 0x80;
 const SOUND = [0, 1, 2];
 
 export const imageOf = (volumeDir: string): string => join(volumeDir, "disk.img");
+
+/** What was taken of another's file. */
+const takenOf = (volumeDir: string): string => `${imageOf(volumeDir)}.new.taken`;
 
 /** @throws HostError for a volume of another kind, or one whose file is gone: none is made in its place */
 export function existingImage(volumeDir: string, id: string, logger: Logger): string {
@@ -46,8 +51,30 @@ export const XFS_TOOLS = ["mkfs.xfs", "xfs_growfs"] as const;
 const tool = (name: (typeof IMAGE_TOOLS)[number] | (typeof XFS_TOOLS)[number]): string => findTool(name) ?? name;
 
 /**
+ * Takes what is on another's file at this instant, whoever writes to it meanwhile: a file that shares its blocks, until
+ * `makeImage` has copied it into one that shares none. A disk's writes are the file's in the order of its flushes, so
+ * what is taken is what a loss of power would leave.
+ * @returns false where blocks cannot be shared, or there is no room for those that are written to both meanwhile
+ */
+export async function takeImage(dir: string, from: string): Promise<boolean> {
+  const taken = takenOf(dir);
+  rmSync(taken, { force: true });
+  if (existsSync(imageOf(dir)) || (await roomFor(dir)) < 2 * statSync(from).size) return false;
+  try {
+    await copyFile(from, taken, constants.COPYFILE_FICLONE_FORCE);
+    return true;
+  } catch (thrown) {
+    rmSync(taken, { force: true });
+    if (NOT_SHARED.includes((thrown as NodeJS.ErrnoException).code ?? "")) return false;
+    throw thrown;
+  }
+}
+
+export const isTaken = (dir: string): boolean => existsSync(takenOf(dir));
+
+/**
  * What is there is not touched.
- * @param options.from the file of another, which nobody writes to; absent: it begins empty
+ * @param options.from the file of another, which nobody writes to, where nothing was taken of it; absent: it begins empty
  * @param options.isForeign not this host's kernel has written that: its file system is not looked into
  * @returns the size in bytes @throws ProviderError quota
  */
@@ -64,9 +91,12 @@ export async function makeImage(
   const size = wholeSize(volume.size_bytes, fs_type);
   await (await open(fresh, "w", 0o600)).close();
   await reserve(fresh, size);
-  if (from !== undefined) await copyInto(fresh, from, { size, isMended: mode === "filesystem" && !isForeign, fs_type });
+  const source = isTaken(dir) ? takenOf(dir) : from;
+  const isMended = mode === "filesystem" && !isForeign;
+  if (source !== undefined) await copyInto(fresh, source, { size, isMended, fs_type });
   else if (mode === "filesystem") await (fs_type === "xfs" ? makeXfs(fresh) : makeExt4(fresh));
   await flushFile(fresh);
+  rmSync(takenOf(dir), { force: true });
   renameSync(fresh, image);
   flushFolder(dir);
   return size;

@@ -33,10 +33,12 @@ import {
   growXfs,
   IMAGE_TOOLS,
   imageOf,
+  isTaken,
   keepReserved,
   makeImage,
   mendFileSystem,
   roomFor,
+  takeImage,
   wholeSize,
   XFS_TOOLS,
 } from "./image-files.ts";
@@ -61,15 +63,20 @@ export class LoopVolumes implements HostVolumes {
     this.#logger = logger;
   }
 
+  async take(record: VolumeRecord, source: VolumeRecord): Promise<boolean> {
+    return await takeImage(this.#dirOf(record.volume.id), this.#image(source.volume.id));
+  }
+
   async make(
     record: VolumeRecord,
     source: VolumeRecord | undefined,
   ): Promise<{ size_bytes: number; fs_type?: string }> {
-    const from = source && this.#image(source.volume.id);
+    const dir = this.#dirOf(record.volume.id);
+    const from = source === undefined || isTaken(dir) ? undefined : this.#image(source.volume.id);
     const device = from === undefined ? undefined : await loopOf(from);
     if (source !== undefined && device !== undefined && isHeld(device.path))
       throw new ProviderError("in_use", `volume ${source.volume.id} is mounted`, { field: "source.volume" });
-    const size_bytes = await makeImage(this.#dirOf(record.volume.id), record, { from });
+    const size_bytes = await makeImage(dir, record, { from });
     return { size_bytes, ...(record.volume.mode === "filesystem" && { fs_type: fsTypeOf(record) }) };
   }
 
@@ -101,7 +108,7 @@ export class LoopVolumes implements HostVolumes {
 
   async remove({ volume: { id } }: VolumeRecord): Promise<void> {
     await this.detach(id);
-    for (const part of ["disk.img", "disk.img.new", "disk.img.new.proto", "data"])
+    for (const part of ["disk.img", "disk.img.new", "disk.img.new.proto", "disk.img.new.taken", "data"])
       await removeTree(join(this.#dirOf(id), part));
   }
 

@@ -146,6 +146,39 @@ describe("a copy", () => {
     expect([...saved.keys()]).toEqual(["disk"]);
   });
 
+  test("is made of what was taken, while a machine writes and the source changes", async () => {
+    const { book, open, attach } = setup();
+    await book.create("disk", spec(), options);
+    attach("disk");
+    const copying = Promise.withResolvers<void>();
+    const taken: string[] = [];
+    const taking = open({
+      contents: {
+        ...contentsThat(),
+        make: async ({ volume: { size_bytes } }) => {
+          expect(taken).toEqual(["disk for copy"]);
+          await copying.promise;
+          return { size_bytes };
+        },
+        take: ({ volume }, source) => Promise.resolve(taken.push(`${source.volume.id} for ${volume.id}`) > 0),
+      },
+    });
+    const made = taking.create("copy", copy, options);
+    // It waits for no copy.
+    expect(await taking.resize("disk", 2 * GIB, options)).toMatchObject({ size_bytes: 2 * GIB });
+    copying.resolve();
+    expect(await made).toMatchObject({ state: "available", size_bytes: GIB });
+  });
+
+  test("of which nothing could be taken is not made while a machine may write, and nothing of it is left", async () => {
+    const { book, open, attach, saved } = setup();
+    await book.create("disk", spec(), options);
+    attach("disk");
+    const taking = open({ contents: { ...contentsThat(), take: () => Promise.resolve(false) } });
+    await expect(taking.create("copy", copy, options)).rejects.toEqual(code("in_use"));
+    expect([...saved.keys()]).toEqual(["disk"]);
+  });
+
   test("that a kill broke off is made of the same volume by the next life", async () => {
     const { book, open } = setup();
     await book.create("disk", spec(), options);
