@@ -27,7 +27,7 @@ interface CopyHold {
   readonly volume: string;
   /** The cloud's name of what is being made. */
   readonly content: string;
-  /** Whoever writes to the source meanwhile does no harm. */
+  /** What is written to the source meanwhile is not in the copy. */
   readonly in_use?: boolean | undefined;
 }
 

@@ -160,7 +160,7 @@ export class CloudVolumeBook implements VolumeProvider {
   }
 
   /**
-   * Keeps what is copied from its deletion, and from writers where they would be seen in the copy, until that is made or
+   * Keeps what is copied from its deletion, and from writers where the copy would show them, until that is made or
    * given up.
    * @throws ProviderError not_found, in_use
    */

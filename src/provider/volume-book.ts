@@ -50,12 +50,14 @@ export interface VolumeRecord {
 /** Where volumes' bytes are. What is called again finds what an earlier call has done, be it in part. */
 export interface VolumeContents {
   /**
-   * Takes what is on the source at this instant, for the `make` that follows: from then on the source may be written to.
+   * Takes what is on the source at this instant, for the `make` that follows: the source may be written to from then
+   * on.
    * @returns false where that cannot be, and nothing is taken. Absent: it never can
    */
   take?(record: VolumeRecord, source: VolumeRecord): Promise<boolean>;
   /**
-   * Makes the volume, empty, as a copy of what was taken of the source, or of a source that nothing writes to meanwhile.
+   * Makes the volume: empty, a copy of what was taken of the source, or one of a source to which nothing writes
+   * meanwhile.
    * @returns what it has become @throws ProviderError quota when there is no room
    */
   make(
@@ -160,9 +162,7 @@ export class VolumeBook implements VolumeProvider {
       using _ = promise ?? (await this.#promise(asked, wanted));
       const { source } = record;
       const { size_bytes, fs_type } =
-        source === undefined
-          ? await contents.make(record, undefined)
-          : await this.#copy(record, source);
+        source === undefined ? await contents.make(record, undefined) : await this.#copy(record, source);
       return this.#view(
         this.#keep(record, { state: "available", size_bytes, ...(fs_type !== undefined && { fs_type }) }),
       );

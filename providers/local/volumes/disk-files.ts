@@ -92,7 +92,8 @@ export class DiskVolumes implements HostVolumes {
 
   async remove({ volume: { id } }: VolumeRecord): Promise<void> {
     await this.detach(id);
-    for (const part of ["disk.img", "disk.img.new", "disk.img.new.taken"]) await removeTree(join(this.#dirOf(id), part));
+    for (const part of ["disk.img", "disk.img.new", "disk.img.new.taken"])
+      await removeTree(join(this.#dirOf(id), part));
   }
 
   async room(): Promise<number> {

@@ -51,8 +51,8 @@ export const XFS_TOOLS = ["mkfs.xfs", "xfs_growfs"] as const;
 const tool = (name: (typeof IMAGE_TOOLS)[number] | (typeof XFS_TOOLS)[number]): string => findTool(name) ?? name;
 
 /**
- * Takes what is on another's file at this instant, whoever writes to it meanwhile: a file that shares its blocks, until
- * `makeImage` has copied it into one that shares none. A disk's writes are the file's in the order of its flushes, so
+ * Takes what is on another's file at this instant, though it is written to meanwhile: a file that shares its blocks,
+ * until `makeImage` has copied it into one that shares none. A disk's writes are the file's in the order of its flushes, so
  * what is taken is what a loss of power would leave.
  * @returns false where blocks cannot be shared, or there is no room for those that are written to both meanwhile
  */
@@ -74,7 +74,7 @@ export const isTaken = (dir: string): boolean => existsSync(takenOf(dir));
 
 /**
  * What is there is not touched.
- * @param options.from the file of another, which nobody writes to, where nothing was taken of it; absent: it begins empty
+ * @param options.from the file of another to which nobody writes, if nothing was taken of it; absent: it begins empty
  * @param options.isForeign not this host's kernel has written that: its file system is not looked into
  * @returns the size in bytes @throws ProviderError quota
  */
