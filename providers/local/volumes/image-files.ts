@@ -52,8 +52,8 @@ const tool = (name: (typeof IMAGE_TOOLS)[number] | (typeof XFS_TOOLS)[number]): 
 
 /**
  * Takes what is on another's file at this instant, though it is written to meanwhile: a file that shares its blocks,
- * until `makeImage` has copied it into one that shares none. A disk's writes are the file's in the order of its flushes, so
- * what is taken is what a loss of power would leave.
+ * until `makeImage` has copied it into one that shares none. The file has a disk's writes in the order of its flushes,
+ * so what is taken is what a loss of power would leave.
  * @returns false where blocks cannot be shared, or there is no room for those that are written to both meanwhile
  */
 export async function takeImage(dir: string, from: string): Promise<boolean> {
