@@ -217,6 +217,7 @@ export class HttpVmProvider implements Provider {
         this.#dropInvalid(value, "conditions", "properties/conditions/items");
         this.#dropInvalid(value, "taints", "properties/taints/items");
         this.#dropInvalid(value, "csi_drivers", "properties/csi_drivers/items");
+        this.#dropInvalid(value, "resource_drivers", "properties/resource_drivers/items");
         if (isRecord(value["allocatable"]))
           this.#dropInvalid(value["allocatable"], "extended", "properties/allocatable/properties/extended/items");
       }

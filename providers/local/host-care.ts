@@ -41,11 +41,12 @@ interface HostCareOptions {
   supervisors: ReadonlyMap<string, Supervisor>;
   /** What the owner of the host says machines may use; else the engine says. */
   capacity?: ProviderCapacity | undefined;
-  /** The devices that plugins have, and the CSI drivers among them. Absent: there are none. */
+  /** The devices that plugins have, and the drivers among them. Absent: there are none. */
   plugins?:
     | {
         devices: { counts(): { name: string; total: number; healthy: number }[] };
         csi: { drivers(): NonNullable<ProviderCapacity["csi_drivers"]> };
+        claims: { drivers(): string[] };
       }
     | undefined;
   /** Absent: nothing is evicted. */
@@ -123,9 +124,14 @@ export class HostCare {
    */
   async capacity(): Promise<ProviderCapacity | undefined> {
     const own = await this.#ownCapacity();
-    const devices = this.#options.plugins?.devices.counts() ?? [];
-    const drivers = this.#options.plugins?.csi.drivers() ?? [];
-    const capacity = own && { ...own, ...(drivers.length > 0 && { csi_drivers: drivers }) };
+    const { plugins } = this.#options;
+    const devices = plugins?.devices.counts() ?? [];
+    const drivers = plugins?.csi.drivers() ?? [];
+    const capacity = own && {
+      ...own,
+      ...(drivers.length > 0 && { csi_drivers: drivers }),
+      ...(plugins && { resource_drivers: plugins.claims.drivers() }),
+    };
     if (capacity === undefined || devices.length === 0) return capacity;
     const { allocatable, total } = capacity;
     const others = ({ extended = [] }: ResourceAmounts = {}) =>

@@ -17,6 +17,8 @@ export interface NodeCapacity {
   taints: NonNullable<ProviderCapacity["taints"]>;
   /** CSI drivers of others whose node plugins run on the backend's host. Absent: it tells of none. */
   csiDrivers?: readonly CsiDriverInfo[] | undefined;
+  /** Drivers of Dynamic Resource Allocation that are registered there. Absent: it does not tell. */
+  resourceDrivers?: readonly string[] | undefined;
 }
 
 export type CsiDriverInfo = NonNullable<ProviderCapacity["csi_drivers"]>[number];
@@ -86,6 +88,7 @@ export function fromProvider(report: ProviderCapacity): NodeCapacity {
     conditions: (report.conditions ?? []).filter(({ type }) => isQualifiedName(type)),
     taints: (report.taints ?? []).filter(({ key, value = "" }) => isQualifiedName(key) && isLabelValue(value)),
     ...(report.csi_drivers && { csiDrivers: csiDrivers(report.csi_drivers) }),
+    ...(report.resource_drivers && { resourceDrivers: report.resource_drivers }),
   };
 }
 
@@ -113,8 +116,13 @@ export function withConditions(
       const capacity = fixed.current();
       const told = reported.current();
       if (capacity === undefined || told === undefined) return capacity;
-      const { conditions, csiDrivers } = told;
-      const known = { ...capacity, conditions, ...(csiDrivers && { csiDrivers }) };
+      const { conditions, csiDrivers, resourceDrivers } = told;
+      const known = {
+        ...capacity,
+        conditions,
+        ...(csiDrivers && { csiDrivers }),
+        ...(resourceDrivers && { resourceDrivers }),
+      };
       if (!hasDevices()) return known;
       const others = (list: Readonly<Record<string, string>> = {}) =>
         Object.fromEntries(

@@ -19,6 +19,7 @@ import { Pulse } from "../util/pulse.ts";
 import type { Random } from "../util/random.ts";
 import type { CapacitySource, NodeCapacity } from "./capacity.ts";
 import { CsiNodeWriter } from "./csi-node.ts";
+import { ResourceSlices } from "./resource-slices.ts";
 import { LEASE_DURATION_SECONDS, NodeLease } from "./lease.ts";
 import { NodeSpec } from "./node-spec.ts";
 import type { VolumesInUse } from "./volumes-in-use.ts";
@@ -104,6 +105,7 @@ export class NodeController {
   #isGone = false;
   readonly #spec: NodeSpec;
   readonly #csiNode: CsiNodeWriter;
+  readonly #resourceSlices: ResourceSlices;
 
   constructor(options: NodeControllerOptions) {
     this.#options = options;
@@ -113,6 +115,7 @@ export class NodeController {
       options.events.event(this.#reference(), "Warning", reason, message);
     this.#spec = new NodeSpec({ kube, logger, warn });
     this.#csiNode = new CsiNodeWriter({ kube, clock, logger, warn });
+    this.#resourceSlices = new ResourceSlices({ node: settings.name, kube, clock, logger });
     this.#reflector = new Reflector<Node>({
       kube,
       path: nodesPath(),
@@ -332,6 +335,7 @@ export class NodeController {
     if (volumesInUse !== undefined) volumes?.told(volumesInUse);
     this.#announce(current, status);
     await this.#csiNode.write(current, description, csiDriversOf(observation.capacity), signal);
+    await this.#resourceSlices.clean(observation.capacity?.resourceDrivers, signal);
   }
 
   /**

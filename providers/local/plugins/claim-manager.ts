@@ -58,6 +58,11 @@ export class ClaimManager implements ClaimSource {
 
   // --- plugins ---
 
+  /** Those of which a plugin is registered. */
+  drivers(): string[] {
+    return [...this.#drivers.keys()];
+  }
+
   /**
    * Takes the plugin at a socket as one of this driver's.
    * @param can.tellsHealth it reports how its devices are

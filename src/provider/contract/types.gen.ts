@@ -791,6 +791,8 @@ export interface components {
         /** @description Most volumes of it that the host may have. Absent: no limit. */
         max_volumes?: components["schemas"]["Count"];
       }[];
+      /** @description Drivers of Dynamic Resource Allocation whose plugins are registered on the backend's host, each once. The devices of others are taken out of what the scheduler may give, half a minute after their driver was told of last: ResourceSlices of the node are removed. Absent: nothing is known of drivers, and nothing removed. */
+      resource_drivers?: string[];
     };
     ResourceAmounts: {
       /** @description Thousandths of a CPU. */
@@ -3000,4 +3002,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: 36280f8e449353e037b0676d1eea0da06714e13b5cf2b8869eeafb494429c465
+// sha256 of openapi.yaml: 6d7122dd5546aeabfceecd4a2c87d98d8fa41466df4dabd875ffdb1d5a34105b
