@@ -132,6 +132,16 @@ export const claimSteps: Steps<World> = {
     });
     await gone(world);
   },
+
+  "a driver that has gone takes its devices with it, and is back with them": async (world) => {
+    await killPlugin(world.driver);
+    await waitFor({ what: "the driver's slices to be removed", timeoutMs: READY_MS }, async () => {
+      const slices = await slicesOf(world);
+      must(slices.length === 0, slices);
+    });
+    startPlugin(world, world.driver);
+    await published(world);
+  },
 };
 
 const DEVICES: Json = {
@@ -171,11 +181,15 @@ const variableOf = (claim: string, request: string) =>
 /** The same of the claim that is the pod's by the template. */
 const variableOfClaim = ({ resourceClaimStatuses: [claim] }: Json) => variableOf(claim.resourceClaimName, "gpu");
 
-async function published({ environment }: World): Promise<void> {
+async function slicesOf({ environment }: World): Promise<Json[]> {
+  const { items } = await environment.cluster.admin.get(`${RESOURCES}/resourceslices`);
+  return (items as Json[]).filter(({ spec }) => spec.nodeName === node);
+}
+
+async function published(world: World): Promise<void> {
   await waitFor({ what: "the driver's devices", timeoutMs: READY_MS }, async () => {
-    const { items } = await environment.cluster.admin.get(`${RESOURCES}/resourceslices`);
-    const devices = (items as Json[]).flatMap(({ spec }) => (spec.nodeName === node ? spec.devices : []));
-    must(devices.length === 2, items);
+    const slices = await slicesOf(world);
+    must(slices.flatMap(({ spec }) => spec.devices).length === 2, slices);
   });
 }
 
