@@ -101,12 +101,14 @@ describe.skipIf(version === undefined || missingForHost().length > 0)(
       host = await EmulatedHost.make(await makeImages(dir, programs), registry.host, { engine: ENGINE });
       await host.boot();
       const provider = host.provider();
-      await provider.volumes.create(
-        DATABASE,
-        { labels: {}, size_bytes: 256 * 2 ** 20, mode: "filesystem" },
-        { signal: AbortSignal.timeout(300_000) },
-      );
-      await provider.createPod("pg", database(`${insideName(registry.host)}/t/postgres:1`, port), inTime());
+      const volume = { labels: {}, size_bytes: 256 * 2 ** 20, mode: "filesystem" } as const;
+      await host.waitFor("the volume", AGAIN, async () => {
+        await provider.volumes.create(DATABASE, volume, inTime());
+      });
+      const machine = database(`${insideName(registry.host)}/t/postgres:1`, port);
+      await host.waitFor("the machine", AGAIN, async () => {
+        await provider.createPod("pg", machine, inTime());
+      });
       await goesOn(FIRST).catch(async (thrown: unknown) => {
         throw new Error(inspect(await provider.getPod("pg", inTime()), { depth: 6 }), { cause: thrown });
       });
