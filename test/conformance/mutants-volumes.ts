@@ -229,6 +229,10 @@ export const VOLUME_MUTANTS: Record<string, Mutant> = {
     create: (id, { source, ...spec }, options) =>
       volumes.create(id, isCase(spec, "copied") || source === undefined ? spec : { ...spec, source }, options),
   })),
+  "disks/copies-of-what-is-in-use-are-whole": storing((volumes) => ({
+    create: (id, { source, ...spec }, options) =>
+      volumes.create(id, isCase(spec, "in-use") || source === undefined ? spec : { ...spec, source }, options),
+  })),
   "disks/copies-go-their-own-way": {
     provider: (sound) => {
       const sources = new Map<string, string>();

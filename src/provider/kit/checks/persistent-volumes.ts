@@ -1,4 +1,5 @@
 /** Volumes that outlive machines: none is lost, doubled, or written by two machines. */
+import { isProviderError } from "../../errors.ts";
 import type { VolumeClaim } from "../../volume.ts";
 import type { Check } from "../check.ts";
 import { FOREVER, outputOf, type CheckContext } from "../context.ts";
@@ -431,6 +432,23 @@ const COPY_RULES: readonly Omit<Check, "needs">[] = [
       await volumesOf(context).delete(source, { signal: context.signal });
       const shown = await shownBy(context, "own-way", { volume });
       context.expect(shown === "first", "what the source had when it was copied", `it is ${JSON.stringify(shown)}`);
+    },
+  },
+  {
+    name: "disks/copies-of-what-is-in-use-are-whole",
+    why: "The snapshot of a database that runs would be an empty disk, or half of one.",
+    async run(context: CheckContext) {
+      const { id: source } = await made(context, "in-use");
+      await context.over("", mounting(context, "in-use", `echo kept > ${PLACE}/said`, [{ volume: source }]));
+      await context.running("", mounting(context, "in-use", FOREVER, [{ volume: source }]));
+      const copy = await copied(context, "in-use", source).catch((thrown: unknown) => {
+        // It cannot, and says so.
+        if (isProviderError(thrown, "in_use") && thrown.field === "source.volume") return undefined;
+        throw thrown;
+      });
+      if (copy === undefined) return;
+      const shown = await shownBy(context, "in-use", { volume: copy.id });
+      context.expect(shown === "kept", "what was on the source", `it is ${JSON.stringify(shown)}`);
     },
   },
   {
