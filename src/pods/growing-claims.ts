@@ -138,7 +138,7 @@ export class GrowingClaims {
     const at = { resource: "persistentvolumeclaims", namespace: growing.pod.metadata?.namespace ?? "", name };
     const claim = await this.#get<PersistentVolumeClaim>(at, signal);
     const pv = claim?.spec?.volumeName;
-    if (claim === undefined || !pv || !isPending(claim.status)) return undefined;
+    if (claim === undefined || !pv || !(isPending(claim.status) || hasGrownElsewhere(claim, growing))) return undefined;
     const volumeObject = await this.#get<PersistentVolume>({ resource: "persistentvolumes", name: pv }, signal);
     const growth = growthOf(claim, volumeObject, growing);
     if (growth === undefined) return undefined;
@@ -158,8 +158,9 @@ export class GrowingClaims {
     return secretTexts(await this.#options.kube.request<Secret>({ method: "GET", path, signal }));
   }
 
-  async #grow({ pod, machine, refused }: Growing, { claim, path, pv, growth }: Pending, signal: AbortSignal) {
+  async #grow(growing: Growing, { claim, path, pv, growth }: Pending, signal: AbortSignal): Promise<void> {
     const { kube, event, nodeName } = this.#options;
+    const { pod, machine } = growing;
     // The pod's own secrets, which are redacted already, do not have these among them.
     const redactor = new Redactor();
     redactor.add(Object.values(growth.expand_secrets ?? {}), "");
@@ -173,21 +174,34 @@ export class GrowingClaims {
       await provider.updatePod?.(machine, { csi_volumes: [growth] }, { signal });
     } catch (thrown) {
       signal.throwIfAborted();
-      const { message } = toError(thrown);
-      // The machine is at its end, or does not have it any more.
-      if (isProviderError(thrown, "conflict") || isProviderError(thrown, "not_found")) return;
-      // kubelet: MarkForInUseExpansionError; the next machine that gets the volume has it grown before.
-      const isInUse = isProviderError(thrown, "in_use");
-      if (isInUse) refused.set(csiVolumeName(growth.driver, growth.volume), growth.size_bytes);
-      else event(pod, { type: "Warning", reason: "VolumeResizeFailed", message });
-      const isInfeasible = isProviderError(thrown, "invalid") && status !== undefined;
-      const failure = { ...(isInfeasible && { status: "NodeResizeInfeasible" }), error: message };
-      await kube.request({ ...statusPatch(path, latest, failure, rfc3339(this.#options.clock.now())), signal });
-      if (!isInfeasible && !isInUse) throw thrown;
-      return;
+      return await this.#tellFailure(thrown, growing, { claim: latest, path, pv, growth }, signal);
     }
     const message = `MountVolume.NodeExpandVolume succeeded for volume "${pv}" ${nodeName}`;
     event(pod, { type: "Normal", reason: "FileSystemResizeSuccessful", message });
+  }
+
+  /** @throws what has failed, when it is to be tried again */
+  async #tellFailure(
+    thrown: unknown,
+    { pod, refused }: Growing,
+    { claim, path, growth }: Pending,
+    signal: AbortSignal,
+  ): Promise<void> {
+    const { kube, event, clock } = this.#options;
+    const { message } = toError(thrown);
+    // The machine is at its end, or does not have it any more.
+    if (isProviderError(thrown, "conflict") || isProviderError(thrown, "not_found")) return;
+    // The driver is at it still: how that ends, it says when it is asked again.
+    if (isProviderError(thrown, "unavailable") && thrown.retryAfterMs !== undefined) throw thrown;
+    // kubelet: MarkForInUseExpansionError; the next machine that gets the volume has it grown before.
+    const isInUse = isProviderError(thrown, "in_use");
+    if (isInUse) refused.set(csiVolumeName(growth.driver, growth.volume), growth.size_bytes);
+    else event(pod, { type: "Warning", reason: "VolumeResizeFailed", message });
+    const isMarked = claim.status?.allocatedResourceStatuses?.["storage"] !== undefined;
+    const isInfeasible = isProviderError(thrown, "invalid") && isMarked;
+    const failure = { ...(isInfeasible && { status: "NodeResizeInfeasible" }), error: message };
+    await kube.request({ ...statusPatch(path, claim, failure, rfc3339(clock.now())), signal });
+    if (!isInfeasible && !isInUse) throw thrown;
   }
 
   async #get<T>(
@@ -212,7 +226,7 @@ function growthOf(
   const { csi, capacity, claimRef } = volume?.spec ?? {};
   // A driver may make more than was asked for, and the claim is told of all of it (GrownClaims).
   const size = capacity?.["storage"];
-  if (!csi || size === undefined || claimRef?.uid !== metadata?.uid) return undefined;
+  if (!csi || csi.readOnly === true || size === undefined || claimRef?.uid !== metadata?.uid) return undefined;
   const inNode = csiVolumeName(csi.driver, csi.volumeHandle);
   const size_bytes = Quantity.parse(size).toNumber();
   const largest = Math.max(sizes.get(inNode) ?? Infinity, refused.get(inNode) ?? 0);
@@ -224,6 +238,18 @@ function isPending({ allocatedResourceStatuses, allocatedResources, conditions =
   const status = allocatedResourceStatuses?.["storage"];
   if (status !== undefined || allocatedResources !== undefined) return ON_NODE.has(status);
   return conditions.some(({ type, status: value }) => type === "FileSystemResizePending" && value === "True");
+}
+
+/**
+ * Another node's machine may have had the volume grow, and the claim has its size: here it is as it was when it was
+ * mounted (kubelet: node_expander, runPreCheck, "last recorded size in ASOW is older").
+ */
+function hasGrownElsewhere({ status }: PersistentVolumeClaim, { sizes }: Growing): boolean {
+  const { capacity, accessModes = [] } = status ?? {};
+  const text = capacity?.["storage"];
+  if (text === undefined || !accessModes.some((mode) => mode.endsWith("Many"))) return false;
+  const told = Quantity.parse(text).toNumber();
+  return [...sizes.values()].some((size) => size > 0 && size < told);
 }
 
 /** Of this version of the claim alone: another may be that of a claim that grows again. */

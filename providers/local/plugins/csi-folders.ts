@@ -95,6 +95,9 @@ export function assertMounted(target: string, root: string): void {
   );
 }
 
+/** Whether a driver has put something there, or begun to. */
+export const isThere = (target: string): boolean => isMountPoint(target) || existsSync(target);
+
 /** By the mount table alone: a look at a mount waits for its server, which may be gone for good. */
 function isMountPoint(target: string): boolean {
   if (!existsSync(dirname(target))) return false;

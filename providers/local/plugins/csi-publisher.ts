@@ -21,7 +21,7 @@
  * The machine's record says that a driver is about to be asked before it is. What lies there of no machine (its driver
  * was away for too long, or its record is lost) is taken back later, by what is written beside it.
  */
-import { existsSync, lstatSync } from "node:fs";
+import { lstatSync } from "node:fs";
 import { basename, dirname, join } from "node:path";
 import { Code, ConnectError } from "@connectrpc/connect";
 import { type Clock, type Logger, unlessAborted } from "../../../src/provider/kit/index.ts";
@@ -46,7 +46,17 @@ import {
 import { makeFolder, writeJson } from "../host/files.ts";
 import { ownTree } from "../volumes/ownership.ts";
 import type { BlockDevices } from "./csi-devices.ts";
-import { assertMounted, clearTarget, DATA, foldersIn, readData, removeTarget, textsOf } from "./csi-folders.ts";
+import {
+  assertMounted,
+  clearTarget,
+  DATA,
+  foldersIn,
+  isThere,
+  readData,
+  removeTarget,
+  textsOf,
+} from "./csi-folders.ts";
+import { LastingWork } from "./lasting-work.ts";
 import { growingVolume, growVolume } from "./csi-growth.ts";
 import type { CsiPlugin } from "./csi-plugin.ts";
 import { driversGroup, expandRequest, publishRequest, stageRequest } from "./csi-requests.ts";
@@ -87,8 +97,11 @@ export class CsiPublisher implements CsiSource {
   readonly #turns = new Map<string, Promise<unknown>>();
   readonly #closing = new AbortController();
 
+  readonly #growing: LastingWork;
+
   constructor(options: CsiPublisherOptions) {
     this.#options = options;
+    this.#growing = new LastingWork(options.clock);
   }
 
   close(): void {
@@ -166,8 +179,6 @@ export class CsiPublisher implements CsiSource {
     // Before it is staged: by this a machine is known of which all else is lost.
     this.#writeDown(holder, volume, at);
     const place = { volumeId, targetPath: target, stagingTargetPath: await this.#stage(plugin, wish, at) };
-    // Who writes meanwhile could put a link to a file of this host in a file's place.
-    const isShared = this.#sharers(holder.id, at).some((each) => existsSync(this.#target(each)));
     await plugin.publish(publishRequest(wish, place), signal);
     if (isDevice(at)) await this.#hold(holder, volume, at);
     else assertMounted(target, this.#options.root);
@@ -177,7 +188,12 @@ export class CsiPublisher implements CsiSource {
     if (group === undefined || driversGroup(wish) !== "" || volume.apply_group !== true || volume.read_only === true)
       return;
     const onMismatchOnly = security?.fs_group_change_policy === "on_root_mismatch";
-    if (!isShared) await ownTree(target, group, { onMismatchOnly });
+    // Who writes meanwhile could put a link to a file of this host in a file's place.
+    if (!this.#isShared(holder.id, at)) await ownTree(target, group, { onMismatchOnly });
+  }
+
+  #isShared(id: string, at: PublishedVolume): boolean {
+    return this.#sharers(id, at).some((each) => isThere(this.#target(each)));
   }
 
   /** A device that is another volume's already would be two machines' disk. */
@@ -243,15 +259,15 @@ export class CsiPublisher implements CsiSource {
   async grow(holder: CsiHolder, growth: CsiGrowth, signal: AbortSignal): Promise<void> {
     const { volume, at } = growingVolume(holder, growth);
     const grow = async () => {
-      signal.throwIfAborted();
-      await growVolume(holder, growth, { ...this.#options, signal: this.#closing.signal });
+      try {
+        await this.#inTurns(at, () => growVolume(holder, growth, { ...this.#options, signal: this.#closing.signal }));
+      } catch (thrown) {
+        throw notGrown(volume, thrown);
+      }
     };
-    try {
-      await unlessAborted(this.#inTurns(at, grow), signal);
-    } catch (thrown) {
-      signal.throwIfAborted();
-      throw notGrown(volume, thrown);
-    }
+    const key = JSON.stringify([holder.id, growth.driver, growth.volume, growth.size_bytes]);
+    const what = `growth of volume ${growth.volume} by the CSI driver ${growth.driver}`;
+    await this.#growing.do(key, what, grow, signal);
   }
 
   #writeDown({ id, spec }: CsiHolder, { name, driver, persistent }: CsiVolume, at: PublishedVolume): void {

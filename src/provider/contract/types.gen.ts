@@ -1514,8 +1514,8 @@ export interface components {
       registry_auth_version?: string;
       /**
        * @description Volumes of CSI drivers with `persistent` that have become as large while the machine has them: their drivers let them grow
-       *     (NodeExpandVolume), and the machine's `csi_volumes` show it. The answer comes after the driver's; a client that gives up asks
-       *     again, which is harmless. `in_use` when the driver says that it cannot while the volume is in use, `invalid` when it says that it
+       *     (NodeExpandVolume), and the machine's `csi_volumes` show it. The answer comes after the driver's; while that takes longer than
+       *     an answer may, it is `unavailable` with `Retry-After`, and who asks again hears of the end. `in_use` when the driver says that it cannot while the volume is in use, `invalid` when it says that it
        *     never can, `unavailable` when it fails otherwise, or the machine does not have the volume yet. Nothing else of the machine waits for
        *     it. Capability `volumes.csi_growth`.
        */
@@ -3002,4 +3002,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: 6d7122dd5546aeabfceecd4a2c87d98d8fa41466df4dabd875ffdb1d5a34105b
+// sha256 of openapi.yaml: 868c10ef2a83af401d84a4700fa58caeb642bb1358cda3b847de1ed19bb3e7b2

@@ -135,6 +135,29 @@ describe("a volume that a machine has", () => {
     await world.advance(0);
     expect(driver.asked.slice(-3)).toEqual(["expand disk-1", "unpublish pv-1", "unstage disk-1"]);
   });
+
+  test.each([
+    ["that it has grown", undefined, "it has grown"],
+    ["that it cannot", new ConnectError("no", Code.OutOfRange), expect.stringMatching(/^invalid: /)],
+  ])("whose driver takes minutes is asked for once, and told in the end %s", async (_what, expandError, end) => {
+    await world.create(having());
+    const answer = Promise.withResolvers<void>();
+    Object.assign(driver, { expanding: answer.promise, expandError });
+    const first = grow();
+    const told = expect(first).rejects.toMatchObject({ code: "unavailable", retryAfterMs: 5000 });
+    await world.advance(8_000);
+    await told;
+    const second = refused();
+    await world.advance(1_000);
+    expect(await second).toBe(`unavailable: growth of volume disk-1 by the CSI driver ${DRIVER} is under way`);
+    answer.resolve();
+    await world.advance(100_000);
+    expect(await refused()).toEqual(end);
+    expect(driver.expanded).toHaveLength(1);
+    // Once told, it is asked for again by who wants it again.
+    await refused();
+    expect(driver.expanded).toHaveLength(2);
+  });
 });
 
 test("growth is a capability of its own", () => {

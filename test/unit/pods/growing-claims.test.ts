@@ -116,6 +116,42 @@ describe("a claim that grows while a machine has its volume", () => {
     expect([asked[0]?.patch, patches()]).toEqual([{ csi_volumes: [GROWTH] }, []]);
   });
 
+  test("that its driver is at still is no failure, and is asked for again soon", async () => {
+    answer = new ProviderError("unavailable", "growth is under way", { retryAfterMs: 5_000 });
+    await look();
+    answer = undefined;
+    await clock.advance(10_000);
+    expect([asked.length, events]).toEqual([2, [expect.stringContaining("FileSystemResizeSuccessful")]]);
+    expect(JSON.stringify(patches())).not.toContain("NodeResizeError");
+  });
+
+  describe("of which another node's machine has said already that it has grown", () => {
+    beforeEach(() => {
+      status = { capacity: { storage: "2Gi" }, accessModes: ["ReadWriteMany"] };
+    });
+
+    test("grows here, too, and nothing is marked for that", async () => {
+      await look(having({ size_bytes: 2 ** 30 }));
+      expect([asked[0]?.patch, patches()]).toEqual([{ csi_volumes: [GROWTH] }, []]);
+    });
+
+    test.each([
+      ["has that size here", having({ size_bytes: 2 * 2 ** 30 }), ["ReadWriteMany"]],
+      ["never told of a size here", having(), ["ReadWriteMany"]],
+      ["is one node's alone", having({ size_bytes: 2 ** 30 }), ["ReadWriteOnce"]],
+    ])("is left as it is when it %s", async (_what, machine, accessModes) => {
+      status = { ...status, accessModes };
+      await look(machine);
+      expect(asked).toEqual([]);
+    });
+  });
+
+  test("whose volume is read-only for all is left as it is", async () => {
+    csi = { ...csi, readOnly: true };
+    await look();
+    expect([asked, patches()]).toEqual([[], []]);
+  });
+
   test("that was under way when its agent ended is asked for again", async () => {
     status = { ...PENDING, allocatedResourceStatuses: { storage: "NodeResizeInProgress" } };
     await look();
