@@ -1,19 +1,16 @@
 /** Planted bugs around a cloud's volumes: what the provider believes of its cloud, and what it writes of volumes. */
-import type { Entry, EntryStore, VmCloud } from "../../../providers/cloud/cloud.ts";
-import { isProviderError, ProviderError } from "../../../src/provider/errors.ts";
+import type { Entry } from "../../../providers/cloud/cloud.ts";
+import {
+  absent,
+  absentIfSilent,
+  hasNoSilentVms,
+  stopsUnseenVms,
+  withEntries,
+  withVms,
+} from "../../support/altered-clouds.ts";
 import type { CloudVolumeMutant } from "./simulate.ts";
 
-const absent = () => new ProviderError("not_found", "mutant");
-
 const isVolumes = (name: string): boolean => name.startsWith("_volume.");
-
-const withVms =
-  (change: (real: VmCloud) => Partial<VmCloud>) =>
-  (real: VmCloud): VmCloud => ({ ...real, ...change(real) });
-
-const withEntries =
-  (change: (real: EntryStore) => Partial<EntryStore>) =>
-  (real: VmCloud): VmCloud => ({ ...real, entries: { ...real.entries, ...change(real.entries) } });
 
 /** Volumes' entries are written without this word. */
 const withoutWord = (word: string) =>
@@ -31,12 +28,7 @@ export const MUTANTS: readonly CloudVolumeMutant[] = [
   {
     name: "a cloud that does not answer has no such VM",
     caughtAs: "V5",
-    cloud: withVms((real) => ({
-      getVm: (name, options) =>
-        real.getVm(name, options).catch((thrown: unknown) => {
-          throw isProviderError(thrown, "unavailable") ? absent() : thrown;
-        }),
-    })),
+    cloud: hasNoSilentVms,
   },
   {
     name: "a VM whose host is out of sight is gone",
@@ -75,12 +67,7 @@ export const MUTANTS: readonly CloudVolumeMutant[] = [
   {
     name: "a VM whose host is out of sight counts as stopped",
     caughtAs: "V2",
-    cloud: withVms((real) => ({
-      async getVm(name, options) {
-        const vm = await real.getVm(name, options);
-        return vm.isSeen ? vm : { ...vm, isSeen: true, state: "stopped" };
-      },
-    })),
+    cloud: stopsUnseenVms,
   },
   {
     name: "a cloud that does not answer has no such volume",
@@ -89,10 +76,7 @@ export const MUTANTS: readonly CloudVolumeMutant[] = [
       ...real,
       volumes: {
         ...real.volumes!,
-        get: (volume, options) =>
-          real.volumes!.get(volume, options).catch((thrown: unknown) => {
-            throw isProviderError(thrown, "unavailable") ? absent() : thrown;
-          }),
+        get: (volume, options) => real.volumes!.get(volume, options).catch(absentIfSilent),
       },
     }),
   },

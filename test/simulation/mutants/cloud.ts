@@ -1,17 +1,7 @@
 /** Planted bugs of the provider whose machines are VMs: what it believes of its cloud, and how it writes entries. */
-import type { EntryStore, VmCloud } from "../../../providers/cloud/cloud.ts";
-import { isProviderError, ProviderError } from "../../../src/provider/errors.ts";
+import { isProviderError } from "../../../src/provider/errors.ts";
+import { absent, hasNoSilentVms, stopsUnseenVms, withEntries, withVms } from "../../support/altered-clouds.ts";
 import type { Mutant } from "./mutant.ts";
-
-const withEntries =
-  (change: (real: EntryStore) => Partial<EntryStore>) =>
-  (real: VmCloud): VmCloud => ({ ...real, entries: { ...real.entries, ...change(real.entries) } });
-
-const withVms =
-  (change: (real: VmCloud) => Partial<VmCloud>) =>
-  (real: VmCloud): VmCloud => ({ ...real, ...change(real) });
-
-const absent = () => new ProviderError("not_found", "mutant");
 
 const scenario = "cloud";
 let agents = 0;
@@ -39,24 +29,14 @@ export const CLOUD: readonly Mutant[] = [
     rule: 2,
     scenario,
     caughtAs: "S3 stopped or deleted the machine of a live pod",
-    cloud: withVms((real) => ({
-      getVm: (name, options) =>
-        real.getVm(name, options).catch((thrown: unknown) => {
-          throw isProviderError(thrown, "unavailable") ? absent() : thrown;
-        }),
-    })),
+    cloud: hasNoSilentVms,
   },
   {
     name: "a VM whose host is out of sight counts as stopped",
     rule: 2,
     scenario,
     caughtAs: "S3 stopped or deleted the machine of a live pod",
-    cloud: withVms((real) => ({
-      async getVm(name, options) {
-        const vm = await real.getVm(name, options);
-        return vm.isSeen ? vm : { ...vm, isSeen: true, state: "stopped" };
-      },
-    })),
+    cloud: stopsUnseenVms,
   },
   {
     name: "a VM that is told to go counts as gone",
