@@ -1,13 +1,6 @@
 /** Planted bugs around a cloud's volumes: what the provider believes of its cloud, and what it writes of volumes. */
 import type { Entry } from "../../../providers/cloud/cloud.ts";
-import {
-  absent,
-  absentIfSilent,
-  hasNoSilentVms,
-  stopsUnseenVms,
-  withEntries,
-  withVms,
-} from "../../support/altered-clouds.ts";
+import { absent, absentIfSilent, hasNoSilentVms, withEntries, withVms } from "../../support/altered-clouds.ts";
 import type { CloudVolumeMutant } from "./simulate.ts";
 
 const isVolumes = (name: string): boolean => name.startsWith("_volume.");
@@ -52,23 +45,8 @@ export const MUTANTS: readonly CloudVolumeMutant[] = [
       },
     })),
   },
-  {
-    name: "a volume's entry is written whatever it has become",
-    caughtAs: "V1",
-    cloud: withEntries((real) => ({
-      async swap(name, words, version, options) {
-        const now = isVolumes(name) ? (await real.get(name, options)).version : version;
-        return await real.swap(name, words, now, options);
-      },
-    })),
-  },
   { name: "which machines have a volume is not written down", caughtAs: "V1", cloud: withoutWord("claims") },
   { name: "which copies are being made is not written down", caughtAs: "V8", cloud: withoutWord("copies") },
-  {
-    name: "a VM whose host is out of sight counts as stopped",
-    caughtAs: "V2",
-    cloud: stopsUnseenVms,
-  },
   {
     name: "a cloud that does not answer has no such volume",
     caughtAs: "V6",
