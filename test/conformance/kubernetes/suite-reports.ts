@@ -58,6 +58,8 @@ const OWN: Readonly<
       RWX: false,
       capReadOnlyMany: false,
       topology: false,
+      // What df shows is the whole pool: a volume's own size is its quota.
+      FSResizeFromSourceNotSupported: true,
     },
     // Copied while pods write to them.
     snapshotStress: { NumPods: 3, NumSnapshots: 3 },
