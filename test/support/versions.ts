@@ -5,20 +5,24 @@ import { CLIENT_VERSIONS } from "../e2e/harness/binaries.ts";
 import {
   containerdModule,
   controlPlaneModule,
-  corednsModule,
   kubernetesModule,
   kubernetesVersion,
   runcModule,
   virtualKubeletModule,
 } from "../e2e/harness/build.ts";
 
+/** The version that a go.mod requires of each module. */
+export function requiredVersions(folder: string): Map<string, string> {
+  const lines = readFileSync(join(folder, "go.mod"), "utf8").split("\n");
+  const required = lines.map((line) => /^(?:require )?\s*(\S+) v(\d\S*)/.exec(line));
+  return new Map(required.flatMap((found) => (found === null ? [] : [[found[1]!, found[2]!]])));
+}
+
 /** @throws Error when the module is not required */
 function requiredVersion(folder: string, module: string): string {
-  const line = readFileSync(join(folder, "go.mod"), "utf8")
-    .split("\n")
-    .find((text) => text.replace(/^(?:require)?\s+/, "").startsWith(`${module} v`));
-  if (line === undefined) throw new Error(`${folder}/go.mod: ${module} is not required`);
-  return line.split(" v")[1]!.split(" ")[0]!;
+  const version = requiredVersions(folder).get(module);
+  if (version === undefined) throw new Error(`${folder}/go.mod: ${module} is not required`);
+  return version;
 }
 
 export function versionRows(): string[][] {
@@ -39,7 +43,7 @@ export function versionRows(): string[][] {
     ["Helm", CLIENT_VERSIONS.helm, "`e2e/helm`"],
     [
       "CoreDNS",
-      requiredVersion(corednsModule, "github.com/coredns/coredns"),
+      requiredVersion(kubernetesModule, "github.com/coredns/coredns"),
       "`e2e/helm-in-cluster`, and Kubernetes' own e2e suite",
     ],
     ["metrics-server", requiredVersion(kubernetesModule, "sigs.k8s.io/metrics-server"), "`e2e/metrics`"],

@@ -1,8 +1,8 @@
 //go:build tools
 
 // Package tools keeps the programs that the end-to-end tests build in go.mod and go.sum: Kubernetes' own e2e suite, the
-// programs of its test images, kube-proxy, and metrics-server. One module with the control plane's versions: what they share is
-// compiled once.
+// programs of its test images, kube-proxy, metrics-server and the sample of an API server. ../controlplane has the same versions
+// of everything, so what they share is compiled once.
 package tools
 
 import (
@@ -10,5 +10,6 @@ import (
 	_ "k8s.io/kubernetes/test/e2e"
 	_ "k8s.io/kubernetes/test/images/agnhost"
 	_ "k8s.io/kubernetes/test/images/nonewprivs"
+	_ "k8s.io/sample-apiserver"
 	_ "sigs.k8s.io/metrics-server/cmd/metrics-server"
 )
