@@ -59,4 +59,5 @@ export const VM_CAPABILITIES: readonly Capability[] = [
   "privileged",
   "user_namespace",
   "share_process_namespace",
+  "volumes.host_path",
 ];

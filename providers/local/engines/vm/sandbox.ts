@@ -184,7 +184,7 @@ export class VmSandbox implements Sandbox {
       ...new Set([image.location, ...Object.values(launch.imageVolumes).map(({ location }) => location)]),
     ];
     await Promise.all(locations.map((location) => this.#attachImage(location)));
-    const { mounts, subPaths } = containerMounts(this.#home, launch);
+    const { mounts, prepare } = containerMounts(this.#home, launch);
     const nodes = await this.#context.disks.devices(this.#home.spec, spec, (command) => this.#call([command]));
     // Whose processes the container sees: the guest knows where they are.
     const isShared = this.#home.spec.security?.share_process_namespace === true;
@@ -221,7 +221,7 @@ export class VmSandbox implements Sandbox {
       const commands = [
         ...locations.map((location) => ["image", imageName(location), imageSerial(location)]),
         ["launch", id, imageName(image.location), processes ?? "-", ...configParts(whole, this.#context.warming)],
-        ...subPaths,
+        ...prepare,
         ["run", id, String(port.number), port.token, flags, spec.tty === true ? "tty" : "pipes"],
       ];
       await this.#vm.control.run(commands, late);
@@ -234,7 +234,7 @@ export class VmSandbox implements Sandbox {
       // A guest that did not answer may begin it yet: see `GuestPorts.release`.
       if (!(thrown instanceof GuestError)) this.#ports.delete(id);
       await this.conclude(launch, { exitCode: START_ERROR_EXIT }, () => {}).catch(() => undefined);
-      throw subPathRefused(spec.name, thrown) ?? thrown;
+      throw mountRefused(spec.name, thrown) ?? thrown;
     }
     return {
       guest: { socket: port.socket, token: port.token },
@@ -522,10 +522,13 @@ export class VmSandbox implements Sandbox {
 }
 
 /** As a kubelet says it; undefined when that was not it. */
-function subPathRefused(container: string, thrown: unknown): ContainerError | undefined {
-  const [, why] = (thrown instanceof GuestError && /(?:^|\n)subPath ([^\n]*)$/.exec(thrown.message)) || [];
-  if (why === undefined) return undefined;
-  const message = `failed to prepare subPath for container "${container}": ${why}`;
+function mountRefused(container: string, thrown: unknown): ContainerError | undefined {
+  if (!(thrown instanceof GuestError)) return undefined;
+  const [, subPath] = /(?:^|\n)subPath ([^\n]*)$/.exec(thrown.message) ?? [];
+  const [hostPath] = /hostPath type check failed: [^\n]*$/.exec(thrown.message) ?? [];
+  const message =
+    subPath === undefined ? hostPath : `failed to prepare subPath for container "${container}": ${subPath}`;
+  if (message === undefined) return undefined;
   return new ContainerError("CreateContainerConfigError", message, { cause: thrown });
 }
 
