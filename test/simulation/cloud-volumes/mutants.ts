@@ -45,6 +45,11 @@ export const MUTANTS: readonly CloudVolumeMutant[] = [
       },
     })),
   },
+  {
+    name: "a machine that is told to end is over",
+    caughtAs: "V2",
+    machine: (real) => (real.state === "stopping" || real.state === "deleting" ? { ...real, state: "stopped" } : real),
+  },
   { name: "which machines have a volume is not written down", caughtAs: "V1", cloud: withoutWord("claims") },
   { name: "which copies are being made is not written down", caughtAs: "V8", cloud: withoutWord("copies") },
   {

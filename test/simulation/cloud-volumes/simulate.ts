@@ -17,7 +17,7 @@ import { CloudProvider } from "../../../providers/cloud/provider.ts";
 import { volumeEntryOf, volumeRecordOf } from "../../../providers/cloud/volume-record.ts";
 import { MemoryProvider } from "../../../providers/memory/index.ts";
 import { isProviderError, ProviderError } from "../../../src/provider/errors.ts";
-import type { MachineSpec } from "../../../src/provider/machine.ts";
+import type { Machine, MachineSpec } from "../../../src/provider/machine.ts";
 import type { Provider } from "../../../src/provider/provider.ts";
 import type { VolumeProvider } from "../../../src/provider/volume.ts";
 import type { Random } from "../../../src/util/random.ts";
@@ -41,11 +41,12 @@ const SCOPE = "sim";
 /** What is asked of a process that is killed meanwhile never ends. */
 const FOREVER = new Promise<never>(() => {});
 
-/** A planted bug: what the provider sees of its cloud, or does to it, is another. */
+/** A planted bug: what the provider sees of its cloud or of guests, or does to them, is another. */
 export interface CloudVolumeMutant {
   readonly name: string;
   readonly caughtAs: string;
-  readonly cloud: (real: VmCloud) => VmCloud;
+  readonly cloud?: (real: VmCloud) => VmCloud;
+  readonly machine?: (real: Machine) => Machine;
 }
 
 type Node = keyof typeof AGENTS;
@@ -144,7 +145,7 @@ class CloudVolumeWorld {
     const process: { isAlive: boolean } = { isAlive: true };
     const real = this.#cloudOf(name, process);
     const provider = new CloudProvider({
-      cloud: this.#options.mutant?.cloud(real) ?? real,
+      cloud: this.#options.mutant?.cloud?.(real) ?? real,
       openGuest: (vm) => this.#guestOf(vm, name, process),
       scope: SCOPE,
       types: [SMALL],
@@ -285,10 +286,19 @@ class CloudVolumeWorld {
             if (known?.request.labels[BIRTH_LABEL] !== birth || known.state !== "running" || !known.isSeen)
               throw unavailable();
             const ask = () => value.apply(target, args) as Promise<unknown>;
-            return key === "createPod" ? await this.#judge.told(vm.name, ask) : await ask();
+            const answer = key === "createPod" ? await this.#judge.told(vm.name, ask) : await ask();
+            return this.#asSeen(answer);
           });
       },
     });
+  }
+
+  /** What a guest says of its machines, as the provider takes it. */
+  #asSeen(answer: unknown): unknown {
+    const seen = this.#options.mutant?.machine;
+    if (seen === undefined || typeof answer !== "object" || answer === null) return answer;
+    if ("items" in answer) return { ...answer, items: (answer.items as Machine[]).map(seen) };
+    return "state" in answer ? seen(answer as Machine) : answer;
   }
 
   // ------------------------------------------------------------------------------------------------------------ actions
@@ -330,7 +340,9 @@ class CloudVolumeWorld {
     this.#asked.set(id, node);
     const volume = VOLUMES[Number(id.slice(1)) % VOLUMES.length]!;
     this.#trace(`${node}: machine ${id} with ${volume}`);
-    this.#quietly(this.#agentOf(node).createPod(id, using(volume, node), inTime()));
+    this.#quietly(
+      this.#agentOf(node).createPod(id, using(volume, node, Number(id.slice(1)) % 3 === 0 ? SLOW : QUICK), inTime()),
+    );
   }
 
   #askForVolumes(isLate: boolean): void {
@@ -464,9 +476,13 @@ class CloudVolumeWorld {
 
 const inTime = () => ({ signal: new AbortController().signal });
 
-const using = (volume: string, node: string): MachineSpec =>
+/** What a machine does: it ends when it is told to, or when its grace is over. */
+const QUICK = "sleep 36000";
+const SLOW = "trap : TERM; while true; do sleep 36000; done";
+
+const using = (volume: string, node: string, does: string): MachineSpec =>
   machineSpec({
     labels: { node },
     volumes: [{ name: "data", type: "persistent", volume, reservation: node }],
-    containers: [{ ...script("sleep 36000"), mounts: [{ volume: "data", path: "/data" }] }],
+    containers: [{ ...script(does), mounts: [{ volume: "data", path: "/data" }] }],
   });
