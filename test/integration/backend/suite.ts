@@ -89,7 +89,7 @@ export class Bench {
   }
 
   async until<T>(look: () => Promise<T> | T): Promise<T> {
-    return await vi.waitFor(look, { timeout: this.options.patienceMs ?? 20_000, interval: 10 });
+    return await vi.waitFor(look, { timeout: this.options.patienceMs ?? 45_000, interval: 10 });
   }
 
   async reaches(id: string, state: MachineState): Promise<Machine> {
