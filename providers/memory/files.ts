@@ -20,6 +20,8 @@ export class MachineFiles {
   readonly #texts: Texts = new Map();
   /** By the machine's name for it. */
   readonly #persistent: ReadonlyMap<string, { texts: Texts; isReadOnly: boolean }>;
+  /** Of the machine itself, by the machine's name for the volume. */
+  readonly #paths: ReadonlyMap<string, string>;
 
   /** @param textsOf a volume, by its id */
   constructor({ volumes = [] }: Pick<MachineSpec, "volumes">, textsOf: (volume: string) => Texts) {
@@ -29,6 +31,9 @@ export class MachineFiles {
           ? [[each.name, { texts: textsOf(each.volume), isReadOnly: each.read_only === true }] as const]
           : [],
       ),
+    );
+    this.#paths = new Map(
+      volumes.flatMap((each) => (each.type === "host_path" ? [[each.name, each.path] as const] : [])),
     );
   }
 
@@ -68,7 +73,11 @@ export class MachineFiles {
     if (mount === undefined) return { texts: this.#texts, key: `container ${name} ${path}`, isReadOnly: false };
     const below = path.slice(mount.path.length);
     const kept = this.#persistent.get(mount.volume);
-    if (kept === undefined) return { texts: this.#texts, key: `volume ${mount.volume} ${below}`, isReadOnly: false };
+    if (kept === undefined) {
+      const own = this.#paths.get(mount.volume);
+      const key = own === undefined ? `volume ${mount.volume} ${below}` : `path ${own}${below}`;
+      return { texts: this.#texts, key, isReadOnly: false };
+    }
     const prefix = mount.sub_path === undefined || mount.sub_path === "" ? "" : `/${mount.sub_path}`;
     return { texts: kept.texts, key: prefix + below, isReadOnly: kept.isReadOnly || mount.read_only === true };
   }

@@ -66,6 +66,7 @@ export const MEMORY_CAPABILITIES: readonly Capability[] = [
   "env_files",
   "resize_machine",
   "share_process_namespace",
+  "volumes.host_path",
   "volumes.persistent",
   "volumes.clone",
   "volumes.exclusive",

@@ -387,6 +387,12 @@ export const MUTANTS: Record<string, Mutant> = {
     ...container,
     mounts: (container.mounts ?? []).filter(({ volume }) => volume !== "scratch"),
   })),
+  "volumes/a-path-is-the-machines-own": creating(({ volumes, ...spec }) => ({
+    ...spec,
+    volumes: (volumes ?? []).map((each) =>
+      each.type === "host_path" ? { name: each.name, type: "empty_dir", medium: "disk" } : each,
+    ),
+  })),
   "termination-message/is-told": showingContainers((container) =>
     container.terminated?.exit_code !== 3
       ? container

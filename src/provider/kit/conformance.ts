@@ -81,7 +81,6 @@ export const UNCHECKED: readonly Capability[] = [
   "registry_auth",
   "volumes.empty_dir.size_limit",
   "volumes.image",
-  "volumes.host_path",
   "volumes.block",
   "volumes.csi_block",
   "volumes.csi_growth",

@@ -41,6 +41,29 @@ export const VOLUME_CHECKS: readonly Check[] = [
     },
   },
   {
+    name: "volumes/a-path-is-the-machines-own",
+    needs: ["volumes.host_path", "init_containers"],
+    why: "A node's owner who allows hostPath means each pod's own machine, not what all of them share.",
+    async run(context: CheckContext) {
+      const path = "/var/lib/vmlet-conformance";
+      const mounts = (volume: string) => ({ mounts: [{ volume, path: "/path" }] });
+      const volumes = ["first", "second"].map((name) => ({ name, type: "host_path" as const, path }));
+      const { id } = await context.over("", {
+        volumes,
+        init_containers: [context.container("echo here > /path/file", { name: "writer", ...mounts("first") })],
+        containers: [context.container("cat /path/file", mounts("second"))],
+      });
+      const shown = await outputOf(context, id);
+      context.expect(shown === "here", "both volumes to be one path", `the second has ${JSON.stringify(shown)}`);
+      const other = await context.over("", {
+        volumes,
+        containers: [context.container("cat /path/file", mounts("first"))],
+      });
+      const code = mainOf(other).terminated?.exit_code;
+      context.expect(code !== 0, "another machine to have a path of its own", "it has what the first one has written");
+    },
+  },
+  {
     name: "volumes/their-version-is-told",
     needs: ["volumes.files"],
     why: "The agent learns from it that the files are in place.",
