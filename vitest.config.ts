@@ -65,7 +65,12 @@ export default defineConfig({
       suite("integration", { timeoutMs: 60_000, pollMs: 10_000, exclude: [...ENGINES, ...HOSTILE] }),
       // Its figures are those of an agent that has the machine for itself.
       suite("hostile", { timeoutMs: 120_000, serial: true, include: HOSTILE }),
-      suite("engines", { timeoutMs: 300_000, serial: true, include: ENGINES }),
+      suite("engines", {
+        timeoutMs: 300_000,
+        serial: true,
+        include: ENGINES,
+        setupFiles: ["test/support/slice-tests.ts"],
+      }),
       suite("simulation", { timeoutMs: 900_000 }),
       suite("page", { timeoutMs: 120_000, serial: true, pollMs: 30_000 }),
       suite("conformance", { timeoutMs: 300_000, serial: true }),
