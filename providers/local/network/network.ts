@@ -173,7 +173,7 @@ export class HostNetwork {
     const made = ip([
       pid === undefined ? `netns add ${name}` : `netns attach ${name} ${pid}`,
       `link add ${link} type veth peer name eth0 address ${mac} netns ${name}`,
-      `link set ${link} master ${this.#names.bridge} up`,
+      ...this.#joining(link),
     ]);
     await this.#onRules(made);
     await runSoon("nsenter", [`--net=${NETNS_DIR}/${name}`, findTool("ip")!, "-batch", "-"], {
@@ -213,13 +213,18 @@ export class HostNetwork {
   async attachTap(machineId: string): Promise<Attachment> {
     const attachment = this.#describe(machineId, await this.#acquire(machineId), false);
     await this.#removeLinks(machineId);
-    const made = ip([
-      `tuntap add dev ${attachment.link} mode tap`,
-      `link set ${attachment.link} master ${this.#names.bridge} up`,
-    ]);
+    const made = ip([`tuntap add dev ${attachment.link} mode tap`, ...this.#joining(attachment.link)]);
     await this.#onRules(made);
     await this.#admit(attachment);
     return attachment;
+  }
+
+  /**
+   * Has a link on the bridge. What a machine sends to itself by another address (a Service's, or its VM's) goes back where
+   * it came from (kubelet: hairpin mode): a bridge whose packets the host's rules see (br_netfilter) does so only if told.
+   */
+  #joining(link: string): string[] {
+    return [`link set ${link} master ${this.#names.bridge} up`, `link set ${link} type bridge_slave hairpin on`];
   }
 
   /** The attachment that is in place, for a backend that was restarted. */
@@ -408,7 +413,7 @@ export class HostNetwork {
     await writeFile("/proc/sys/net/ipv4/ip_forward", "1");
     // Another program may have removed bridge or rules while machines run: they would be cut off.
     const loose = (await this.#attached()).filter(({ link }) => !existsSync(`/sys/class/net/${link}/master`));
-    if (loose.length > 0) await ip(loose.map(({ link }) => `link set ${link} master ${this.#names.bridge} up`));
+    if (loose.length > 0) await ip(loose.flatMap(({ link }) => this.#joining(link)));
     await nft(await this.#rules());
   }
 

@@ -181,6 +181,8 @@ export async function startNodes(
       node: {
         taints: [],
         addresses: [address],
+        // Where pods have no access to a host, a path of their own machine.
+        allowHostPath: true,
         capacity: { cpu: "16", memory: "32Gi", pods: "110", "ephemeral-storage": "100Gi" },
         // A node's own credentials may not read it from kube-system.
         kubelet: { clientCAFile: cluster.caFile, address, port: kubeletPort },

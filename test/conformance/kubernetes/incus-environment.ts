@@ -62,8 +62,7 @@ export async function startIncusEnvironment({
   };
   const provider = { type: "cloud", cloud, scope: "suite", instanceTypes, allowPrivileged: true } as const;
   const providers = nodeNames.map(() => provider);
-  const node = { allowHostPath: true };
-  const started = await startNodes(cluster, { providers, cidr: `${incus.gateway}/24`, node });
+  const started = await startNodes(cluster, { providers, cidr: `${incus.gateway}/24` });
   begun.defer(async () => {
     for (const agent of started.agents) await agent.stop();
   });

@@ -160,11 +160,6 @@ const LEFT_OUT: readonly { pattern: RegExp; fact?: keyof HostFacts; reason: stri
       "looks for mounts from a pod with hostNetwork and the node's own folders: a guest has them, and no pod sees the host's",
   },
   {
-    pattern: /\] HostPath should/,
-    fact: "hostAccess",
-    reason: "mounts the node's own folders: there is no node behind the machines whose folders these would be",
-  },
-  {
     pattern: /\] Job should allow to use (the|a) pod failure policy/,
     fact: "hostAccess",
     reason:

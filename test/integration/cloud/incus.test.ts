@@ -175,6 +175,9 @@ function pods(): void {
       execFileSync("curl", ["-sf", "-m", "3", `http://${pod.status.podIP}:8080/`], { encoding: "utf8" }),
     );
     expect(page).toBe("here\n");
+    // And by the pod itself, as what tells others its address tries.
+    const asked = ["exec", "web", "--", "wget", "-qO-", "-T", "5", `http://${pod.status.podIP}:8080/`];
+    expect(await kubectl.run(asked)).toBe("here\n");
   }, 200_000);
 
   test("a guest with keys is reached at its instance's address, and lets agents in alone", async () => {

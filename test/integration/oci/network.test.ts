@@ -172,6 +172,8 @@ describe.skipIf(missing !== undefined)("machine network", () => {
     await network.openHostPorts("a", [{ port: 8080, protocol: "tcp", host_port: 23_123 }]);
     await expect.poll(() => reaches(machine, "127.0.0.1", 8080), { timeout: 5000 }).toBe(true);
     expect(await reaches(client, client.gateway, 23_123)).toBe(true);
+    // And the machine itself, by way of the host: its packets go back where they came from.
+    expect(await reaches(machine, machine.gateway, 23_123)).toBe(true);
     await network.attachNamespace("b");
     await expect(network.openHostPorts("b", [{ port: 80, protocol: "tcp", host_port: 23_123 }])).rejects.toMatchObject({
       code: "conflict",

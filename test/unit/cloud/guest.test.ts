@@ -143,6 +143,9 @@ test("a guest waits until its keys are there, whole", async () => {
 test("what comes to the VM from outside goes to its machine, but for what is the VM's own", () => {
   const rules = frontDoorRules({ address: "100.127.255.2", bridge: "vmlet0", ownPorts: [8443] });
   expect(rules).toContain('iifname != { "lo", "vmlet0" } fib daddr type local dnat to 100.127.255.2');
+  expect(rules).toMatch(
+    /iifname "vmlet0" .*fib daddr \. iif type != local fib daddr type local dnat to 100\.127\.255\.2/,
+  );
   expect(rules.indexOf("tcp dport 8443 return")).toBeLessThan(rules.indexOf("dnat to"));
   expect(frontDoorRules({ address: undefined, bridge: "vmlet0", ownPorts: [] })).not.toContain("dnat");
 });

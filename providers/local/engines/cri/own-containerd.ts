@@ -469,6 +469,7 @@ function networkConfig(dataDir: string, bridge: string, { cidr, gateway }: { cid
   const ipam = { type: "host-local", dataDir, ranges, routes: [{ dst: "0.0.0.0/0" }] };
   return JSON.stringify({
     ...{ cniVersion: "1.0.0", name: networkName(bridge) },
-    plugins: [{ type: "bridge", bridge, ipam }],
+    // As network.ts has it of links that it makes itself.
+    plugins: [{ type: "bridge", bridge, ipam, hairpinMode: true }],
   });
 }
