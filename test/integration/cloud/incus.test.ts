@@ -176,8 +176,8 @@ function pods(): void {
     );
     expect(page).toBe("here\n");
     // And by the pod itself, as what tells others its address tries.
-    const asked = ["exec", "web", "--", "wget", "-qO-", "-T", "5", `http://${pod.status.podIP}:8080/`];
-    expect(await kubectl.run(asked)).toBe("here\n");
+    const script = `printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 5 ${pod.status.podIP} 8080 | tail -n 1`;
+    expect(await kubectl.run(["exec", "web", "--", "sh", "-c", script])).toBe("here\n");
   }, 200_000);
 
   test("a guest with keys is reached at its instance's address, and lets agents in alone", async () => {
