@@ -49,7 +49,8 @@ export function frontDoorRules({
     `add chain ip ${TABLE} prerouting { type nat hook prerouting priority dstnat + 1; policy accept; }`,
     ...ownPorts.map((port) => `add rule ip ${TABLE} prerouting tcp dport ${port} return`),
     `add rule ip ${TABLE} prerouting iifname != { "lo", "${bridge}" } fib daddr type local dnat to ${address}`,
-    // What the machine sends to its own address, which it does not know as such, comes back to it; the bridge's is not its own.
+    // What the machine sends to its own address, which it does not know as such, comes back to it. The bridge's is the
+    // host's.
     `add rule ip ${TABLE} prerouting iifname "${bridge}" ip daddr != 127.0.0.0/8 fib daddr . iif type != local fib daddr type local dnat to ${address}`,
   );
   return `${lines.join("\n")}\n`;

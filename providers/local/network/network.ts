@@ -220,8 +220,9 @@ export class HostNetwork {
   }
 
   /**
-   * Has a link on the bridge. What a machine sends to itself by another address (a Service's, or its VM's) goes back where
-   * it came from (kubelet: hairpin mode): a bridge whose packets the host's rules see (br_netfilter) does so only if told.
+   * Has a link on the bridge. What a machine sends to itself by another address (a Service's, or its VM's) goes back
+   * where it came from (kubelet: hairpin mode): a bridge whose packets the host's rules see (br_netfilter) does so only
+   * if told.
    */
   #joining(link: string): string[] {
     return [`link set ${link} master ${this.#names.bridge} up`, `link set ${link} type bridge_slave hairpin on`];
