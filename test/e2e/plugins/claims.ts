@@ -15,6 +15,7 @@ import {
   remove,
   running,
   startPlugin,
+  stopPlugin,
   unschedulable,
   until,
   warned,
@@ -134,7 +135,7 @@ export const claimSteps: Steps<World> = {
   },
 
   "a driver that has gone takes its devices with it, and is back with them": async (world) => {
-    await killPlugin(world.driver);
+    await stopPlugin(world.driver);
     await waitFor({ what: "the driver's slices to be removed", timeoutMs: READY_MS }, async () => {
       const slices = await slicesOf(world);
       must(slices.length === 0, slices);

@@ -40,6 +40,11 @@ export async function killPlugin(plugin: Plugin): Promise<void> {
   await plugin.running?.kill("SIGKILL");
 }
 
+/** As its DaemonSet does: it takes its registration back. */
+export async function stopPlugin(plugin: Plugin): Promise<void> {
+  await plugin.running?.kill("SIGTERM");
+}
+
 export async function create({ environment }: World, object: Json, path = PODS): Promise<void> {
   await environment.cluster.admin.create(path, object);
 }
