@@ -94,10 +94,7 @@ export const MUTANTS: Record<string, Mutant> = {
       };
     },
   },
-  "create/what-is-unsupported-is-refused": creating(({ volumes, ...spec }) => ({
-    ...spec,
-    volumes: (volumes ?? []).filter(({ type }) => type !== "host_path"),
-  })),
+  "create/what-is-unsupported-is-refused": creating(({ host: _host, ...spec }) => spec),
   "create/a-device-of-nobody-is-refused": creating((spec) => ({
     ...spec,
     containers: spec.containers.map(({ cdi_devices: _devices, ...container }) => container),
