@@ -29,10 +29,12 @@ import {
   type BackendConfig,
 } from "./config.ts";
 import type { Engine, HostProblem } from "./engine.ts";
-import { createEngine } from "./engines/index.ts";
+import { createEngine, type EngineConfig } from "./engines/index.ts";
 import { makeFolder } from "./host/files.ts";
 import { keepUntilLast } from "./host/oom-score.ts";
 import { memoryFolder, memoryFolderSize, memoryPlace } from "./host/memory-folder.ts";
+import { FrontDoor } from "./network/front-door.ts";
+import { DEFAULT_BRIDGE } from "./network/network.ts";
 import { isServed, pluginSocket } from "./plugins/registration.ts";
 import { checkHost, LocalProvider } from "./provider.ts";
 import type { HostVolumes, VolumePlace } from "./volume-contents.ts";
@@ -48,6 +50,8 @@ interface BackendOptions {
   tracing?: Tracing | undefined;
   /** Who starts it has said already that plain processes are not isolated. */
   isForDevelopment?: boolean | undefined;
+  /** This host has one machine, whose address is the host's. */
+  hasOneMachine?: boolean | undefined;
   /** What is served of the machines, in place of all. */
   serve?: ((provider: LocalProvider) => Provider) | undefined;
   /** Where volumes' bytes are, in place of the engine's own. */
@@ -62,6 +66,14 @@ export interface RunningBackend {
   shutDown(): Promise<void>;
   /** Stops serving; machines run on. */
   close(): Promise<void>;
+}
+
+function frontDoorOf(
+  engine: EngineConfig,
+  { ownPorts, clock, logger }: { ownPorts: readonly number[] } & Pick<BackendOptions, "clock" | "logger">,
+): FrontDoor | undefined {
+  if (engine.type !== "cri" && engine.type !== "oci") return undefined;
+  return new FrontDoor({ bridge: engine.network?.bridge ?? DEFAULT_BRIDGE, ownPorts, clock, logger });
 }
 
 /** The host lacks something without which the engine cannot work. */
@@ -82,6 +94,7 @@ export async function startBackend(config: BackendConfig, options: BackendOption
   // As the kernel spells it in its list of mounts.
   const stateDir = realpathSync(config.stateDir);
   const hostAddress = addressFor(config.listen);
+  const reservedPorts = "port" in config.listen ? [config.listen.port] : [];
   const engine = createEngine(config.engine, {
     stateDir,
     clock,
@@ -90,7 +103,9 @@ export async function startBackend(config: BackendConfig, options: BackendOption
     capacity: capacityOf(config)?.allocatable,
     systemReserved: systemReservedOf(config),
     hostAddress,
-    reservedPorts: "port" in config.listen ? [config.listen.port] : [],
+    reservedPorts,
+    frontDoor:
+      options.hasOneMachine === true ? frontDoorOf(config.engine, { ownPorts: reservedPorts, ...options }) : undefined,
     logLimits: { maxBytes: logBytesOf(config), maxFiles: config.logs.maxFiles },
   });
   const problems = [...checkHost(), ...(await engine.check()), ...checkSecrets(config, engine)];

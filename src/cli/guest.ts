@@ -11,7 +11,6 @@ import { GUEST_PORT, KEY_FILES } from "../../providers/cloud/guest-keys.ts";
 import { oneMachine } from "../../providers/cloud/one-machine.ts";
 import { startBackend } from "../../providers/local/backend.ts";
 import { type BackendConfig, loadBackendConfig } from "../../providers/local/config.ts";
-import { keepFrontDoor } from "../../providers/local/front-door.ts";
 import { GivenVolumes } from "../../providers/local/volumes/given.ts";
 import { ConfigError } from "../config/load.ts";
 import { tlsFaults } from "../config/used-files.ts";
@@ -24,7 +23,6 @@ import { logFormatOption } from "./log-format.ts";
 import { VERSION } from "./version.ts";
 
 const POLL_MS = 200;
-const DEFAULT_BRIDGE = "vmlet0";
 
 export function guestCommand(): Command {
   const command = new Command("guest");
@@ -44,6 +42,7 @@ async function run({ config: path, keys, logFormat: format }: GuestOptions): Pro
   const stop = signalToStop();
   const config = withKeys(loadBackendConfig(path), keys);
   assertPrivate(config, path);
+  assertInVm(config, path);
   if (config.tracing !== undefined)
     throw new ConfigError(`${path}: tracing: a guest sends no traces, for its VM is its tenant's: leave it out`);
   const logger = createLogger({ level: config.logLevel, format });
@@ -56,20 +55,12 @@ async function run({ config: path, keys, logFormat: format }: GuestOptions): Pro
     clock: systemClock,
     logger,
     version: VERSION,
+    hasOneMachine: true,
     serve: (provider) => oneMachine(provider, config.stateDir),
     // None of the VM's own disk: what is on it goes with the VM.
     volumes: (place) => new GivenVolumes(GUEST_VOLUMES, place),
   });
   logger.info({ url: backend.url, engine: config.engine.type }, "The guest serves its machine");
-  const { engine, listen } = config;
-  if (engine.type !== "process")
-    void keepFrontDoor({
-      provider: backend.provider,
-      bridge: engine.network?.bridge ?? DEFAULT_BRIDGE,
-      ownPorts: "port" in listen ? [listen.port] : [],
-      logger,
-      signal: ending,
-    });
   await untilAborted(ending);
   await backend.close();
   fatal.throwIfAborted();
@@ -105,6 +96,12 @@ export function assertPrivate({ listen, tls }: Pick<BackendConfig, "listen" | "t
   throw new ConfigError(
     `${path}: listen: a guest is reached by a socket, or by TLS with certificates on both sides: set listen.socket, or tls with clientCaFile`,
   );
+}
+
+/** The pod has its VM's address, which a VM within that could not have. @throws ConfigError @internal */
+export function assertInVm({ engine }: Pick<BackendConfig, "engine">, path: string): void {
+  if (engine.type !== "vm") return;
+  throw new ConfigError(`${path}: engine.type: a guest is in a VM already, whose address its pod has: choose cri`);
 }
 
 /** @internal */

@@ -10,6 +10,7 @@ import { CriEngine } from "./cri/engine.ts";
 import { OciEngine } from "./oci/engine.ts";
 import { DEFAULT_HOST_PORTS, parsePortRange } from "../network/host-ports.ts";
 import { parseSubnet } from "../network/ipam.ts";
+import type { FrontDoor } from "../network/front-door.ts";
 import { BRIDGE_NAME } from "../network/network.ts";
 import { OF_THE_NODE } from "../network/range.ts";
 import { AddressPool, createProcessEngine } from "./process/process.ts";
@@ -335,7 +336,7 @@ const vmSchema = z.strictObject({
 
 export const engineSchema = z.discriminatedUnion("type", [processSchema, ociSchema, criSchema, vmSchema]);
 
-type EngineConfig = z.infer<typeof engineSchema>;
+export type EngineConfig = z.infer<typeof engineSchema>;
 
 interface EngineOptions {
   stateDir: string;
@@ -351,6 +352,8 @@ interface EngineOptions {
   hostAddress?: string | undefined;
   /** Ports of this host that the backend itself serves on. */
   reservedPorts?: readonly number[] | undefined;
+  /** Where this host has one machine, which has its address. */
+  frontDoor?: FrontDoor | undefined;
   /** Of each container's log, where a runtime writes it. */
   logLimits?: LogLimits | undefined;
 }
@@ -359,7 +362,7 @@ const DEFAULT_LOG_LIMITS: LogLimits = { maxBytes: 10 * 1024 * 1024, maxFiles: 5 
 
 export function createEngine(config: EngineConfig, options: EngineOptions): Engine {
   const { stateDir, clock, logger, capacity, systemReserved, hostAddress, reservedPorts = [] } = options;
-  const { logLimits = DEFAULT_LOG_LIMITS, tracing } = options;
+  const { logLimits = DEFAULT_LOG_LIMITS, tracing, frontDoor } = options;
   const { type } = config;
   switch (type) {
     case "process":
@@ -373,11 +376,11 @@ export function createEngine(config: EngineConfig, options: EngineOptions): Engi
         hostAddress,
       });
     case "oci":
-      return new OciEngine({ ...config, stateDir, clock, logger, capacity, systemReserved, reservedPorts });
+      return new OciEngine({ ...config, stateDir, clock, logger, capacity, systemReserved, reservedPorts, frontDoor });
     case "cri":
       return new CriEngine({
         ...config,
-        ...{ stateDir, clock, logger, tracing, capacity, systemReserved, reservedPorts, logLimits },
+        ...{ stateDir, clock, logger, tracing, capacity, systemReserved, reservedPorts, frontDoor, logLimits },
       });
     case "vm":
       return new VmEngine({ ...config, stateDir, clock, logger, capacity, systemReserved, reservedPorts });

@@ -60,6 +60,8 @@ async function failsHalfWay(): Promise<void> {
 /** What it says it is, and that it serves. */
 const PROGRAM = `echo hello from $(hostname); echo here >/tmp/index.html; httpd -p 8080 -h /tmp; ${serve}`;
 const START_MS = 240_000;
+const isTrue = (status: Json, condition: string) =>
+  status.conditions?.some((each: Json) => each.type === condition && each.status === "True") === true;
 /** Pods of the soak, and how many there are at once; by hand it is 200 of them. */
 const SOAK_PODS = Number(process.env["SOAK_INCUS"] ?? 6);
 const SOAK_BURST = Math.min(20, Math.ceil(SOAK_PODS / 2));
@@ -178,6 +180,29 @@ function pods(): void {
     // And by the pod itself, as what tells others its address tries.
     const script = `printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 5 ${pod.status.podIP} 8080 | tail -n 1`;
     expect(await kubectl.run(["exec", "web", "--", "sh", "-c", script])).toBe("here\n");
+  }, 200_000);
+
+  test("a pod is told its instance's address, may listen at that alone, and sends from it", async () => {
+    const told = { name: "POD_IP", valueFrom: { fieldRef: { fieldPath: "status.podIP" } } };
+    const program = `mkdir /tmp/w && echo bound >/tmp/w/index.html && httpd -p "$POD_IP:8081" -h /tmp/w && sleep 3600`;
+    const readinessProbe = { httpGet: { port: 8081 }, periodSeconds: 1, failureThreshold: 30 };
+    await running("bound", {
+      containers: [container({ command: ["sh", "-c", program], env: [told], readinessProbe })],
+    });
+    const { status } = await own.until(
+      "bound",
+      "to be ready at its address",
+      ({ status }) => isTrue(status, "Ready"),
+      START_MS,
+    );
+    const sh = (script: string) => kubectl.run(["exec", "bound", "--", "sh", "-c", script]);
+    expect(await sh('echo "$POD_IP"')).toBe(`${status.podIP}\n`);
+    expect(await sh("grep bound /etc/hosts | cut -f 1")).toBe(`${status.podIP}\n`);
+    expect(execFileSync("curl", ["-sf", "-m", "3", `http://${status.podIP}:8081/`], { encoding: "utf8" })).toBe(
+      "bound\n",
+    );
+    // By an address of its own that it has chosen, as members of a cluster that are known by it do.
+    expect(await sh(`ping -c 1 -W 5 -I "$POD_IP" ${incus.gateway}`)).toContain("1 packets received");
   }, 200_000);
 
   test("a guest with keys is reached at its instance's address, and lets agents in alone", async () => {

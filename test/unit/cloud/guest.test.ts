@@ -7,10 +7,10 @@ import { guestFiles } from "../../../providers/cloud/guest-files.ts";
 import { GUEST_PORT, keyFilesOf } from "../../../providers/cloud/guest-keys.ts";
 import { oneMachine } from "../../../providers/cloud/one-machine.ts";
 import { parseBackendConfig } from "../../../providers/local/config.ts";
-import { frontDoorRules } from "../../../providers/local/front-door.ts";
+import { defaultLink, hostRules, machineRules } from "../../../providers/local/network/front-door.ts";
 import { MemoryProvider } from "../../../providers/memory/index.ts";
 import { capabilitiesOf, instanceTypeOf } from "../../../src/cli/cloud-provider.ts";
-import { assertPrivate, masterOfItsVm, untilKeysAreThere, withKeys } from "../../../src/cli/guest.ts";
+import { assertInVm, assertPrivate, masterOfItsVm, untilKeysAreThere, withKeys } from "../../../src/cli/guest.ts";
 import type { CloudProviderConfig } from "../../../src/config/schema.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
@@ -141,13 +141,32 @@ test("a guest waits until its keys are there, whole", async () => {
 });
 
 test("what comes to the VM from outside goes to its machine, but for what is the VM's own", () => {
-  const rules = frontDoorRules({ address: "100.127.255.2", bridge: "vmlet0", ownPorts: [8443] });
+  const rules = hostRules({ address: "100.127.255.2", bridge: "vmlet0", ownPorts: [8443] });
   expect(rules).toContain('iifname != { "lo", "vmlet0" } fib daddr type local dnat to 100.127.255.2');
   expect(rules).toMatch(
     /iifname "vmlet0" .*fib daddr \. iif type != local fib daddr type local dnat to 100\.127\.255\.2/,
   );
   expect(rules.indexOf("tcp dport 8443 return")).toBeLessThan(rules.indexOf("dnat to"));
-  expect(frontDoorRules({ address: undefined, bridge: "vmlet0", ownPorts: [] })).not.toContain("dnat");
+});
+
+test("the machine has its VM's address: what comes is for that, and what it sends from that goes by its own", () => {
+  const rules = machineRules({ address: "100.127.255.2", outside: "10.1.2.3" });
+  expect(rules).toContain("prerouting ip daddr 100.127.255.2 dnat to 10.1.2.3");
+  expect(rules).toContain('postrouting oifname != "lo" ip saddr 10.1.2.3 snat to 100.127.255.2');
+});
+
+test("a VM's address is that of the link by which it reaches what it does not know", () => {
+  const heading = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT";
+  const row = (link: string, to: string, mask: string) => `${link}\t${to}\t0100A8C0\t0003\t0\t0\t0\t${mask}\t0\t0\t0`;
+  const routes = [heading, row("vmlet0", "00FF7F64", "00FFFFFF"), row("eth0", "00000000", "00000000")].join("\n");
+  expect(defaultLink(routes)).toBe("eth0");
+  expect(defaultLink(heading)).toBeUndefined();
+});
+
+test("a guest runs its pod in its own VM, and not in one within", () => {
+  const engine = (type: string) => ({ engine: { type } }) as Parameters<typeof assertInVm>[0];
+  expect(() => assertInVm(engine("cri"), "g.yaml")).not.toThrow();
+  expect(() => assertInVm(engine("vm"), "g.yaml")).toThrow("g.yaml: engine.type");
 });
 
 test("the image's own configuration is one that a guest takes", () => {

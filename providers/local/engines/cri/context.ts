@@ -4,6 +4,7 @@ import type { CriClient } from "./client.ts";
 import type { RuntimeContainers } from "./containers.ts";
 import type { MachineGroups } from "./machine-groups.ts";
 import type { MachineUsers } from "../../bundle/machine-users.ts";
+import type { FrontDoor } from "../../network/front-door.ts";
 import type { OwnContainerd } from "./own-containerd.ts";
 import type { PodLogs } from "./pod-logs.ts";
 
@@ -18,6 +19,8 @@ export interface CriContext {
   users: MachineUsers;
   /** The bridge of a runtime of our own; undefined where the runtime's network is another's. */
   network: HostNetwork | undefined;
+  /** Where this host has one machine, which has its address. */
+  frontDoor: FrontDoor | undefined;
   /** Value of the backend's label. */
   backend: string;
   /** As the runtime says that it has them made: known before the first machine. */

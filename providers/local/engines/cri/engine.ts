@@ -46,6 +46,7 @@ import { removeTree } from "../../host/remove-tree.ts";
 import type { GcOptions } from "../../images/collector.ts";
 import { DEFAULT_HOST_PORTS, requireHostPorts } from "../../network/host-ports.ts";
 import { checkNetwork } from "../../network/check-network.ts";
+import type { FrontDoor } from "../../network/front-door.ts";
 import { DEFAULT_BRIDGE, HostNetwork, type NetworkOptions, refusedRanges } from "../../network/network.ts";
 import { NodeRange } from "../../network/node-range.ts";
 import { checkForwarding } from "../../network/forward-policy.ts";
@@ -84,6 +85,8 @@ interface CriEngineOptions {
   images?: (PullLimits & { gc?: { [key in keyof GcOptions]?: number | undefined } | undefined }) | undefined;
   /** Of a containerd of our own. */
   network?: Omit<NetworkOptions, "dir"> | undefined;
+  /** Where this host has one machine, which has its address. */
+  frontDoor?: FrontDoor | undefined;
   /** Ports of this host that the backend itself serves on. */
   reservedPorts?: readonly number[] | undefined;
   /** Privileged containers own this host: off unless said otherwise. */
@@ -186,6 +189,7 @@ export class CriEngine implements Engine {
       containers: this.keeper,
       users: new MachineUsers(backend),
       network: ownNetwork,
+      frontDoor: options.frontDoor,
       backend,
       groups: machineGroups("cgroupfs", clock, backend),
       podLogs: options.host?.podLogs === undefined ? undefined : new PodLogs(options.host.podLogs, logger),

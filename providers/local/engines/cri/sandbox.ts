@@ -15,7 +15,6 @@ import { type Duplex, PassThrough } from "node:stream";
 import {
   type ContainerResources,
   containersOf,
-  type MachineSpec,
   type Once,
   type ProcessStreams,
   ProviderError,
@@ -64,7 +63,6 @@ import {
   type PodSandbox,
   type PodSandboxStats,
   PodSandboxState,
-  type PodSandboxStatus,
   type UserNamespace,
 } from "./api.gen.js";
 import { isCut, isLate, isNotFound, runtimeMessage, unavailable, unlessGone } from "./client.ts";
@@ -72,6 +70,7 @@ import { criResources, criSecurity, imageMount, stopSignal } from "./container-c
 import type { CriContext } from "./context.ts";
 import { LABEL_CONTAINER, LABEL_INSTANCE } from "./labels.ts";
 import { LOG_LINK, prepareLog } from "./logs.ts";
+import { addressOnNetwork, ownAddresses, type OwnAddresses } from "./own-addresses.ts";
 import { userNamespace, usersOf } from "./user-namespace.ts";
 import { machineLabels, sandboxConfig } from "./sandbox-config.ts";
 import { isRunning, networkNamespace, sandboxInfo } from "./sandbox-info.ts";
@@ -96,7 +95,7 @@ const PROPAGATION = {
 } as const;
 
 interface SandboxParts {
-  addresses: readonly string[];
+  addresses: OwnAddresses;
   users: UserNamespace | undefined;
   /** Nothing has been made in it. */
   isNew?: boolean;
@@ -126,12 +125,16 @@ export async function openSandbox(context: CriContext, home: MachineHome, signal
     { podSandboxId, verbose: network !== undefined },
     client.within(QUICK_CALL_MS, signal),
   );
-  const addresses = ownAddresses(spec, status);
-  const [address = ""] = addresses;
+  const address = addressOnNetwork(spec, status) ?? "";
   const isOnHost = spec.host?.network === true;
   if (address === "" && !isOnHost)
     throw new Error("the runtime has given the sandbox no address: look at its CNI configuration");
-  const [joined] = await together([joinNetwork(context, home, { address, info }), writeHosts(etc, spec, addresses)]);
+  const settled = async () => {
+    const told = await ownAddresses(context, spec, { status, info, signal });
+    await writeHosts(etc, spec, told.shown);
+    return told;
+  };
+  const [joined, addresses] = await together([joinNetwork(context, home, { address, info }), settled()]);
   return new CriSandbox(context, home, podSandboxId, { addresses, users, isNew: true, joined });
 }
 
@@ -152,20 +155,14 @@ async function findSandbox(context: CriContext, home: MachineHome): Promise<CriS
     { podSandboxId: item.id, verbose: network !== undefined },
     client.within(QUICK_CALL_MS),
   );
-  const addresses = ownAddresses(home.spec, status);
-  const word = { address: addresses[0] ?? "", info };
+  const word = { address: addressOnNetwork(home.spec, status) ?? "", info };
   if (!(await hasNetwork(context, home, word))) return undefined;
   const hasBegun = await containers.learn(home.id);
   await rejoinNetwork(context, home, word, hasBegun);
+  const addresses = await ownAddresses(context, home.spec, { status, info });
   const users = usersOf(status);
   if (users !== undefined) await context.users.hold(home.id, users.uids[0]!.hostId);
   return new CriSandbox(context, home, item.id, { addresses, users });
-}
-
-/** None on the host's network. */
-function ownAddresses({ host }: MachineSpec, status: PodSandboxStatus | undefined): string[] {
-  if (host?.network === true) return [];
-  return [status?.network?.ip ?? "", ...(status?.network?.additionalIps ?? []).map(({ ip }) => ip)];
 }
 
 async function firstRunning({ client }: Pick<CriContext, "client">, items: readonly PodSandbox[]) {
@@ -216,6 +213,7 @@ class CriSandbox implements Sandbox {
   readonly #id: string;
   readonly #users: SandboxParts["users"];
   readonly #meter: TreeMeter;
+  readonly #inner: string | undefined;
   readonly #isNew: boolean;
   readonly #joined: SandboxParts["joined"];
   /** Names of containers of which there may be an instance, where the sandbox is new. */
@@ -239,7 +237,8 @@ class CriSandbox implements Sandbox {
     this.#users = users;
     this.#isNew = isNew;
     this.#joined = joined;
-    this.addresses = addresses;
+    this.addresses = addresses.shown;
+    this.#inner = addresses.inner;
     this.#meter = new TreeMeter(context.clock, context.diskWalks, tenantOf(home.spec.labels));
     const { promise, resolve } = Promise.withResolvers<SandboxLoss>();
     this.lost = promise;
@@ -456,7 +455,7 @@ class CriSandbox implements Sandbox {
 
   async dial(port: number, target: "address" | "loopback", signal: AbortSignal): Promise<Duplex> {
     if (this.#home.spec.host?.network === true) return await dialHost(port, target, signal);
-    if (target === "address") return await dialTcp(this.addresses[0]!, port, signal);
+    if (target === "address") return await dialTcp(this.#inner!, port, signal);
     this.#relay ??= this.#makeRelay(signal);
     // Another may be told.
     this.#relay.catch(() => (this.#relay = undefined));

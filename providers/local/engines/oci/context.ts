@@ -2,6 +2,7 @@ import type { Clock, Logger, Once, SharedPlaces } from "../../../../src/provider
 import type { MachineUsers } from "../../bundle/machine-users.ts";
 import type { SeccompSource } from "../../bundle/seccomp.ts";
 import type { TornFiles } from "../../host/torn-files.ts";
+import type { FrontDoor } from "../../network/front-door.ts";
 import type { HostNetwork } from "../../network/network.ts";
 import type { OciRuntime } from "./runtime.ts";
 
@@ -12,6 +13,8 @@ export interface OciContext {
   torn: TornFiles;
   runtime: OciRuntime;
   network: HostNetwork;
+  /** Where this host has one machine, which has its address. */
+  frontDoor: FrontDoor | undefined;
   users: MachineUsers;
   /** Path of the program that maps mounts. */
   mapper: string;

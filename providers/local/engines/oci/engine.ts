@@ -32,6 +32,7 @@ import { DEFAULT_HOST_PORTS, requireHostPorts } from "../../network/host-ports.t
 import { checkForwarding } from "../../network/forward-policy.ts";
 import { NodeRange } from "../../network/node-range.ts";
 import { checkNetwork } from "../../network/check-network.ts";
+import type { FrontDoor } from "../../network/front-door.ts";
 import { DEFAULT_BRIDGE, HostNetwork, type NetworkOptions, refusedRanges } from "../../network/network.ts";
 import {
   capabilityName,
@@ -78,6 +79,8 @@ interface OciEngineOptions {
   trustRuntime?: boolean | undefined;
   images?: Omit<HostImagesOptions, "dir" | "clock" | "logger"> | undefined;
   network?: Omit<NetworkOptions, "dir"> | undefined;
+  /** Where this host has one machine, which has its address. */
+  frontDoor?: FrontDoor | undefined;
   /** Ports of this host that the backend itself serves on. */
   reservedPorts?: readonly number[] | undefined;
   /** containers-common's profile for `runtime_default`. */
@@ -155,6 +158,7 @@ export class OciEngine implements Engine {
       torn: new TornFiles(stateDir, logger),
       runtime: new OciRuntime(this.#runtimePath() ?? DEFAULT_RUNTIME, join(stateDir, "oci/runtime")),
       network,
+      frontDoor: options.frontDoor,
       users: new MachineUsers(machineHash(stateDir)),
       mapper: join(stateDir, "oci/map-mounts"),
       cgroupRoot: `/vmlet-${machineHash(stateDir)}`,

@@ -120,7 +120,8 @@ export async function openSandbox(context: OciContext, home: MachineHome, signal
   const attachment = await makeNamespaces(context, home, { hostname, users, signal });
   if (attachment !== undefined) await context.network.openHostPorts(home.id, containerPorts(spec));
   await mountTmpfs(join(dir, "shm"), { sizeBytes: SHM_BYTES, mode: "1777" });
-  await makeEtc(join(dir, "etc"), spec, { hostname, address: attachment?.address });
+  const shown = await shownAs(context, attachment, signal);
+  await makeEtc(join(dir, "etc"), spec, { hostname, address: shown });
   if (attachment === undefined) await writeHosts(join(dir, "etc"), spec, []);
   await makeVolumes(home);
 
@@ -131,7 +132,17 @@ export async function openSandbox(context: OciContext, home: MachineHome, signal
       : undefined;
   const record: SandboxRecord = { attachment, hostname, pause, users };
   await writeFileAtomic(join(dir, "sandbox.json"), JSON.stringify(record));
-  return new OciSandbox(context, home, record);
+  return new OciSandbox(context, home, record, shown);
+}
+
+/** What the machine is told, and others are, as its address. */
+async function shownAs(
+  { frontDoor }: OciContext,
+  attachment: Attachment | undefined,
+  signal?: AbortSignal,
+): Promise<string | undefined> {
+  if (frontDoor === undefined || attachment === undefined) return attachment?.address;
+  return await frontDoor.lead(attachment, signal);
 }
 
 export async function recoverSandbox(context: OciContext, home: MachineHome): Promise<OciSandbox | undefined> {
@@ -157,7 +168,7 @@ export async function recoverSandbox(context: OciContext, home: MachineHome): Pr
         context.logger.warn({ machine: home.id, err: thrown }, "Cannot open the machine's host ports again"),
       );
   }
-  return new OciSandbox(context, home, record);
+  return new OciSandbox(context, home, record, await shownAs(context, record.attachment));
 }
 
 function isSandboxRecord(value: unknown): value is SandboxRecord {
@@ -177,12 +188,12 @@ export class OciSandbox implements Sandbox {
   readonly #meter: TreeMeter;
   #cancelWatch: (() => void) | undefined;
 
-  constructor(context: OciContext, home: MachineHome, record: SandboxRecord) {
+  constructor(context: OciContext, home: MachineHome, record: SandboxRecord, shown: string | undefined) {
     this.#context = context;
     this.#home = home;
     this.#record = record;
     const { attachment } = record;
-    this.addresses = attachment === undefined ? [] : [attachment.address];
+    this.addresses = shown === undefined ? [] : [shown];
     this.#relay =
       attachment &&
       new LoopbackRelay({ netns: attachment.netns!, socketPath: home.socketPath("relay"), clock: context.clock });
@@ -384,7 +395,7 @@ export class OciSandbox implements Sandbox {
   async dial(port: number, target: "address" | "loopback", signal: AbortSignal): Promise<Duplex> {
     if (this.#relay === undefined) return await dialHost(port, target, signal);
     if (target === "loopback") return await this.#relay.dial(port, signal);
-    return await dialTcp(this.addresses[0]!, port, signal);
+    return await dialTcp(this.#record.attachment!.address, port, signal);
   }
 
   async stats(containers: readonly ContainerRef[]): Promise<SandboxStats> {
