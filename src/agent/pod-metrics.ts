@@ -12,11 +12,17 @@ const TERMINATION_REASONS: ReadonlySet<string> = new Set([
   "DeadlineExceeded",
 ]);
 
+/** Reasons of a container's end that its program did not see. */
+const NOT_STARTED: ReadonlySet<string> = new Set(["ContainerCannotRun", "StartError"]);
+
 export function podMetrics(metrics: Metrics, clock: Clock): PodHooks {
   return {
-    onCreate(result) {
+    onCreate(result, { spec }) {
       metrics.startedPods.inc();
       if (!result.ok) metrics.startedPodErrors.inc({ code: result.code });
+      if (spec?.hostUsers !== false) return;
+      metrics.startedUserNamespacedPods.inc();
+      if (!result.ok) metrics.startedUserNamespacedPodErrors.inc();
     },
     onRunning({ sinceCreated, sinceSeen, withoutBoot }) {
       metrics.podStartDuration.observe(sinceSeen);
@@ -24,7 +30,8 @@ export function podMetrics(metrics: Metrics, clock: Clock): PodHooks {
       metrics.podStartTotalDuration.observe(sinceCreated);
     },
     onStatusWritten: (seconds) => metrics.podStatusSyncDuration.observe(seconds),
-    onTerminated({ containerType, exitCode, reason }) {
+    onTerminated({ containerType, exitCode, reason }, { spec }) {
+      if (spec?.hostUsers === false && NOT_STARTED.has(reason)) metrics.startedUserNamespacedPodErrors.inc();
       metrics.terminatedContainers.inc({
         container_type: containerType,
         exit_code: Number.isInteger(exitCode) && exitCode >= 0 && exitCode <= 255 ? String(exitCode) : "other",

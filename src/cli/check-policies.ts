@@ -6,7 +6,7 @@ import type { Report } from "./report.ts";
 const PATH = "/apis/networking.k8s.io/v1/networkpolicies?limit=500";
 const NAMED = 5;
 const WHO_ELSE =
-  "what pods of this node reach and what reaches them, their backend's network decides alone (engine.network)";
+  "what pods of this node reach and what reaches them, their backend's network decides alone (engine.network), unless an agent on its host enforces them (docs/operate.md has one)";
 
 /** Never a fault: a cluster may have policies for its other nodes. @throws KubeApiError */
 export async function checkNetworkPolicies(

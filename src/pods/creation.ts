@@ -131,7 +131,7 @@ export class MachineCreation {
       for (const each of rendered.events) event(pod, each);
       const where = machine.host ? ` on ${machine.host}` : "";
       event(pod, { type: "Normal", reason: "MachineCreated", message: `Created machine ${machine.id}${where}` });
-      hooks?.onCreate?.({ ok: true });
+      hooks?.onCreate?.({ ok: true }, pod);
       return undefined;
     } catch (thrown) {
       // That the agent is being stopped is not a failure of the backend.
@@ -143,7 +143,7 @@ export class MachineCreation {
         event(pod, { type: "Warning", reason: "FailedCreate", message });
         throw thrown;
       }
-      hooks?.onCreate?.({ ok: false, code: thrown.code });
+      hooks?.onCreate?.({ ok: false, code: thrown.code }, pod);
       if (thrown.unknownMachine !== undefined) throw thrown;
       return await this.#failed(uid, pod, thrown, { before, spec: rendered.spec }, signal);
     }

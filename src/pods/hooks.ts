@@ -9,13 +9,13 @@ import type { Termination } from "./terminations.ts";
  */
 export interface PodHooks {
   /** The backend was asked to create a machine; `code` says why it did not. */
-  onCreate?(result: { ok: true } | { ok: false; code: string }): void;
+  onCreate?(result: { ok: true } | { ok: false; code: string }, pod: Pod): void;
   /** The API server took the status that says Running for the first time. */
   onRunning?(seconds: { sinceCreated: number; sinceSeen: number; withoutBoot: number }): void;
   /** The API server took a status. */
   onStatusWritten?(seconds: number): void;
   /** It took a status by which a container has ended. */
-  onTerminated?(termination: Termination): void;
+  onTerminated?(termination: Termination, pod: Pod): void;
   /** It took one by which a resize waits no longer for room. */
   onDeferralEnded?(end: DeferralEnd): void;
   /** The pod was refused; `missing` names the capabilities that the backend lacks for it. */

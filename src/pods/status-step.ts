@@ -51,7 +51,8 @@ export class StatusStep {
         });
         if (verdict !== undefined) this.#announce(pod, verdict);
         this.#context.hooks?.onStatusWritten?.((now - begun) / 1000);
-        for (const each of newTerminations(pod.status, result.pod.status)) this.#context.hooks?.onTerminated?.(each);
+        for (const each of newTerminations(pod.status, result.pod.status))
+          this.#context.hooks?.onTerminated?.(each, pod);
         const deferral = deferralEnd(pod, result.pod, this.#context.clock.now());
         if (deferral !== undefined) this.#context.hooks?.onDeferralEnded?.(deferral);
         if (patch["phase"] === "Running") this.#measureStart(uid, pod);

@@ -169,6 +169,14 @@ function podMetrics({ counter, gauge, histogram }: Make) {
       "Machine starts that failed, by provider error code.",
       ["code"],
     ),
+    startedUserNamespacedPods: counter(
+      "kubelet_started_user_namespaced_pods_total",
+      "Machines with users of their own (hostUsers: false) that were asked to start.",
+    ),
+    startedUserNamespacedPodErrors: counter(
+      "kubelet_started_user_namespaced_pods_errors_total",
+      "Starts of machines with users of their own, and of their containers, that failed.",
+    ),
     terminatedContainers: counter("kubelet_terminated_containers_total", "Containers that have ended.", [
       "container_type",
       "exit_code",

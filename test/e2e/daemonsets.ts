@@ -5,9 +5,10 @@
  * A program of its own, because it needs namespaces of its own. It prints one line of JSON for each step; the test reads them.
  */
 import { existsSync } from "node:fs";
-import { chmod, mkdir, mkdtemp, readFile, rm } from "node:fs/promises";
+import { chmod, mkdir, mkdtemp, readdir, readFile, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { parseAllDocuments } from "yaml";
 import {
   environmentPrograms,
   machineCidr,
@@ -17,8 +18,8 @@ import {
 } from "../conformance/kubernetes/environment.ts";
 import { hostPrograms, programImage } from "../conformance/kubernetes/images.ts";
 import { hostAddress, hostAddresses, isInside, runInside, setUp } from "../conformance/kubernetes/namespaces.ts";
-import { busyboxImage } from "../support/registry.ts";
-import { buildKubeProxy, buildNodeExporter } from "./harness/build.ts";
+import { busyboxImage, type TarEntry, type TestImage } from "../support/registry.ts";
+import { buildKubeProxy, buildKubeRouter, buildNodeExporter } from "./harness/build.ts";
 import type { Json } from "./harness/client.ts";
 import { runCommand } from "./harness/exec.ts";
 import { createKubectl, type Kubectl } from "./harness/kubectl.ts";
@@ -114,6 +115,51 @@ const steps: Steps<World> = {
     });
   },
 
+  "kube-router, as docs/operate.md has it, holds the node's pods to NetworkPolicies": async ({
+    environment,
+    kubectl,
+  }) => {
+    const { host } = environment.registry;
+    const guarded = pod("guarded", host, "mkdir /w; echo open > /w/index.html; httpd -f -p 8080 -h /w", {
+      app: "guarded",
+    });
+    guarded.spec.nodeName = nodeNames[0];
+    await apply(kubectl, [guarded, ...(await kubeRouter(host))]);
+    await rolledOut(kubectl, "kube-system", "kube-router");
+    await kubectl.run(["wait", "pod/guarded", "--for=condition=Ready", `--timeout=${READY_MS}ms`]);
+    const { podIP } = JSON.parse(await kubectl.run(["get", "pod", "guarded", "-o", "json"])).status;
+    const isReached = (wanted: boolean) =>
+      waitFor({ what: wanted ? "the pod to be reached" : "the pod to be kept", timeoutMs: READY_MS }, async () => {
+        const { stdout } = await kubectl.try([
+          "exec",
+          "client",
+          "--",
+          "timeout",
+          "3",
+          "wget",
+          "-qO-",
+          `http://${podIP}:8080/`,
+        ]);
+        must((stdout === "open\n") === wanted, stdout);
+      });
+    await isReached(true);
+    const policy = (name: string, ingress: Json[]): Json => ({
+      apiVersion: "networking.k8s.io/v1",
+      kind: "NetworkPolicy",
+      metadata: { name, namespace: "default" },
+      spec: { podSelector: { matchLabels: { app: "guarded" } }, policyTypes: ["Ingress"], ingress },
+    });
+    await apply(kubectl, [policy("closed", [])]);
+    await isReached(false);
+    await kubectl.run(["label", "pod", "client", "role=friend"]);
+    await apply(kubectl, [policy("friends", [{ from: [{ podSelector: { matchLabels: { role: "friend" } } }] }])]);
+    await isReached(true);
+    await kubectl.run(["label", "pod", "client", "role-"]);
+    await isReached(false);
+    await kubectl.run(["delete", "networkpolicy", "closed", "friends"]);
+    await isReached(true);
+  },
+
   "none of this is had in another namespace": async ({ environment, kubectl }) => {
     const asked = pod("thief", environment.registry.host, "true");
     asked.spec.hostNetwork = true;
@@ -167,6 +213,17 @@ function daemonSet(name: string, inNamespace: string, spec: Json): Json {
       template: { metadata: { labels }, spec: { tolerations: everywhere, ...spec } },
     },
   };
+}
+
+/** As the page for operators has it, on one of both nodes only, with its image made here. */
+async function kubeRouter(registry: string): Promise<Json[]> {
+  const page = await readFile(join(import.meta.dirname, "../../docs/operate.md"), "utf8");
+  const [, text] = /```yaml\n# network-policies\.yaml\n([^]*?)\n```/.exec(page)!;
+  const items = parseAllDocuments(text!).map((each) => each.toJS());
+  const { spec } = items.find(({ kind }) => kind === "DaemonSet")!.spec.template;
+  spec.containers[0].image = `${registry}/kube-router:1`;
+  spec.nodeSelector = { "kubernetes.io/hostname": nodeNames[0] };
+  return items;
 }
 
 /** One of both nodes only: they are one host, whose rules two of them would both write. */
@@ -292,6 +349,21 @@ function logCollector(registry: string, logs: string): Json {
   });
 }
 
+/** It calls iptables, which loads its matches and targets from a folder (Debian: packages iptables and ipset). */
+async function kubeRouterImage(): Promise<TestImage> {
+  const triple = { x64: "x86_64", arm64: "aarch64" }[process.arch as string] ?? process.arch;
+  const extensions = join("usr/lib", `${triple}-linux-gnu`, "xtables");
+  const router = { path: "kube-router", content: await readFile(await buildKubeRouter()), mode: 0o755 };
+  const entries: TarEntry[] = [
+    router,
+    ...(await hostPrograms(["iptables", "iptables-save", "iptables-restore", "ipset", "ip"])),
+  ];
+  entries.push({ path: extensions, type: "directory", mode: 0o755 });
+  for (const name of await readdir(join("/", extensions)))
+    entries.push({ path: join(extensions, name), content: await readFile(join("/", extensions, name)), mode: 0o644 });
+  return await busyboxImage(entries, { Entrypoint: ["/kube-router"] });
+}
+
 async function pushImages({ registry }: Environment): Promise<void> {
   await registry.push("busybox:1", await busyboxImage());
   const proxy = { path: "usr/local/bin/kube-proxy", content: await readFile(await buildKubeProxy()), mode: 0o755 };
@@ -301,6 +373,7 @@ async function pushImages({ registry }: Environment): Promise<void> {
     mode: 0o755,
   }));
   await registry.push("kube-proxy:1", await busyboxImage([...folders, proxy, ...(await hostPrograms(["nft"]))]));
+  await registry.push("kube-router:1", await kubeRouterImage());
   await registry.push(
     "node-exporter:1",
     await programImage("bin/node_exporter", buildNodeExporter(), ["/bin/node_exporter"]),
@@ -309,8 +382,6 @@ async function pushImages({ registry }: Environment): Promise<void> {
 
 async function main(): Promise<number> {
   await setUp();
-  // As on any host: what is mounted later has to reach the containers that ask for it.
-  await runCommand("mount", ["--make-rshared", "/"]);
   const hadLock = existsSync(LOCK_FILE);
   const logs = await mkdtemp(join(tmpdir(), "vmlet-daemonsets-"));
   // The exporter is nobody there, and looks at what is mounted in it.
@@ -334,6 +405,7 @@ async function describeAll(kubectl: Kubectl): Promise<string> {
     ["get", "pods", "--all-namespaces", "--output=wide"],
     ["get", "events", "--all-namespaces"],
     ["logs", "--namespace=kube-system", "--selector=app=kube-proxy", "--tail=20"],
+    ["logs", "--namespace=kube-system", "--selector=app=kube-router", "--tail=20"],
     ["logs", "--namespace=monitoring", "--selector=app=node-exporter", "--tail=20"],
   ];
   const outputs = await Promise.all(asked.map((args) => kubectl.try(args)));
@@ -341,4 +413,6 @@ async function describeAll(kubectl: Kubectl): Promise<string> {
 }
 
 if (process.argv[1] === import.meta.filename)
-  process.exitCode = isInside() ? await main() : await runInside([...environmentPrograms, buildNodeExporter]);
+  process.exitCode = isInside()
+    ? await main()
+    : await runInside([...environmentPrograms, buildNodeExporter, buildKubeRouter]);

@@ -11,6 +11,7 @@ import { kubernetesVersion } from "./harness/build.ts";
 
 let dir: string;
 let tagged: readonly Spec[];
+let untagged: readonly Spec[];
 const storage: Partial<Record<StorageEngine, readonly Spec[]>> = {};
 
 // One list has it all: with a driver's file the suite has the driver's specs besides its own.
@@ -18,7 +19,8 @@ beforeAll(async () => {
   dir = await mkdtemp(join(tmpdir(), "vmlet-tables-"));
   for (const engine of STORAGE_ENGINES) {
     const { report } = await storageSuite(dir, engine);
-    tagged = suiteOf(report).tagged;
+    tagged = suiteOf(report).specs;
+    untagged = suiteOf(report, { untagged: true }).specs;
     storage[engine] = storageSpecs(report);
   }
 }, 2_400_000);
@@ -31,6 +33,7 @@ test.each([
   ["RESULTS-cri.md", () => tagged],
   ["RESULTS-vm.md", () => tagged],
   ["RESULTS-incus.md", () => tagged],
+  ["RESULTS-untagged.md", () => untagged],
   ["RESULTS-storage.md", () => storage.cri!],
   ["RESULTS-storage-vm.md", () => storage.vm!],
   ["RESULTS-storage-incus.md", () => storage.incus!],
@@ -41,7 +44,7 @@ test.each([
 });
 
 test.each([
-  ...["RESULTS.md", "RESULTS-cri.md", "RESULTS-vm.md", "RESULTS-incus.md"],
+  ...["RESULTS.md", "RESULTS-cri.md", "RESULTS-vm.md", "RESULTS-incus.md", "RESULTS-untagged.md"],
   ...["RESULTS-storage.md", "RESULTS-storage-vm.md", "RESULTS-storage-incus.md"],
 ])("%s says of which release the list is", async (name) =>
   expect(await table(name)).toContain(`suite of Kubernetes ${kubernetesVersion}`),

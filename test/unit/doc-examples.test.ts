@@ -6,7 +6,7 @@ import { existsSync, globSync, readFileSync } from "node:fs";
 import { basename, join } from "node:path";
 import { Ajv } from "ajv";
 import { describe, expect, test } from "vitest";
-import { parse } from "yaml";
+import { parse, parseAllDocuments } from "yaml";
 import { backendConfigSchema } from "../../providers/local/config.ts";
 import { parseConfig } from "../../src/config/load.ts";
 import type { Json } from "../../src/devcluster/objects/object.ts";
@@ -125,6 +125,7 @@ const chart = parse(read("helm/vmlet/values.yaml")) as Parsed;
 
 /** By what a block is of: who would read it, with what it leaves out; each throws where it is wrong. */
 const READERS: readonly [is: (block: Parsed, example: Example) => boolean, read: (block: Parsed) => unknown][] = [
+  [({ kind, metadata }) => kind !== "Pod" && metadata !== undefined, readObject],
   [({ kind, spec }) => kind === "Pod" || spec !== undefined, readPod],
   [({ kind }, { file }) => kind === undefined && (file.startsWith("helm/") || file === "README.md"), readValues],
   [({ kind, nodes }) => kind === "AgentConfig" || nodes !== undefined, readAgent],
@@ -136,6 +137,17 @@ function readPod(block: Parsed): void {
   const spec = { containers, ...(block["spec"] as object) };
   const pod = { metadata: { name: "pod" }, ...block, apiVersion: "v1", kind: "Pod", spec };
   expect(decode("V1Pod", "Pod", "v1", pod as Json).unknownFields).toEqual([]);
+}
+
+/** What the API server makes of the whole, the test that applies it sees (test/e2e/daemonsets.ts). */
+function readObject(block: Parsed): void {
+  expect(block).toMatchObject({
+    apiVersion: expect.any(String),
+    kind: expect.any(String),
+    metadata: { name: expect.any(String) },
+  });
+  const { template } = (block["spec"] ?? {}) as { template?: Parsed };
+  if (template !== undefined) readPod({ spec: template["spec"] });
 }
 
 function readValues(block: Parsed): void {
@@ -166,11 +178,14 @@ function readBackend(block: Parsed): void {
 test.each(of("yaml").map((each) => [each.file, each.text.split("\n")[0], each] as const))(
   "YAML of %s is right: %s",
   (_file, _line, example) => {
-    const block = parse(example.text) as Parsed | null;
-    // A comment for editors.
-    if (block === null) return;
-    const [, reader] = READERS.find(([is]) => is(block, example))!;
-    reader(block);
+    for (const document of parseAllDocuments(example.text)) {
+      expect(document.errors).toEqual([]);
+      const block = document.toJS() as Parsed | null;
+      // A comment for editors.
+      if (block === null) continue;
+      const [, reader] = READERS.find(([is]) => is(block, example))!;
+      reader(block);
+    }
   },
 );
 

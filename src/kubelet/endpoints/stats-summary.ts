@@ -30,7 +30,7 @@ export function renderSummary(
       nodeName: options.nodeName,
       startTime: rfc3339(options.startedAtMs),
       cpu: cpu(time, node.cpuNanoseconds, node.cpuNanocores),
-      memory: { time, usageBytes: node.workingSetBytes, workingSetBytes: node.workingSetBytes },
+      memory: memory(time, node.workingSetBytes, node.workingSetBytes, node.rssBytes, undefined),
       ...(!options.brief && {
         systemContainers: [
           {

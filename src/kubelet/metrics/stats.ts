@@ -55,6 +55,8 @@ export interface NodeSample {
   cpuNanoseconds: number;
   cpuNanocores?: number | undefined;
   workingSetBytes: number;
+  /** Of a container of which that is not known, its working set. */
+  rssBytes: number;
   /** This process alone, which is part of the node's usage like a kubelet is. */
   agent: { cpuNanoseconds: number; memoryBytes: number };
   pods: PodSample[];
@@ -158,13 +160,18 @@ export class StatsSource {
   #nodeSample(pods: PodSample[], agent: NodeSample["agent"], at: number): Omit<NodeSample, "probes" | "failed"> {
     const cpu = this.#machineNanoseconds + agent.cpuNanoseconds;
     let memory = agent.memoryBytes;
-    for (const pod of pods) for (const container of pod.containers) memory += container.workingSetBytes;
+    let rss = agent.memoryBytes;
+    for (const container of pods.flatMap(({ containers }) => containers)) {
+      memory += container.workingSetBytes;
+      rss += container.rssBytes ?? container.workingSetBytes;
+    }
     const previous = this.#previousNode;
     this.#previousNode = { cpu, at };
     return {
       at,
       cpuNanoseconds: cpu,
       workingSetBytes: memory,
+      rssBytes: rss,
       agent,
       pods,
       cpuNanocores: previous !== undefined && at > previous.at ? rate(cpu - previous.cpu, at - previous.at) : undefined,

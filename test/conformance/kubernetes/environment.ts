@@ -11,14 +11,14 @@ import {
   type BackendOptions,
   type BackendProcess,
 } from "../../e2e/harness/agent.ts";
-import { buildControlPlane, buildCoreDns, buildKubeProxy } from "../../e2e/harness/build.ts";
+import { buildControlPlane, buildCoreDns, buildKubeProxy, buildKubeRouter } from "../../e2e/harness/build.ts";
 import type { Json } from "../../e2e/harness/client.ts";
 import { startCluster, type Cluster } from "../../e2e/harness/cluster.ts";
 import { must, waitFor } from "../../e2e/harness/wait.ts";
 import { missingForContainerd } from "../../support/containerd.ts";
 import { type ContainerEngine, engineOnThisHost } from "../../support/engines.ts";
 import { startRegistry, type TestRegistry } from "../../support/registry.ts";
-import { hostAddress, hostAddresses } from "./namespaces.ts";
+import { hostAddress, hostAddresses, serviceCidr } from "./namespaces.ts";
 
 export const nodeNames = ["node-a", "node-b"] as const;
 
@@ -73,13 +73,16 @@ export interface EnvironmentOptions {
   host?: Json;
   /** Whether kube-proxy runs on this host. Default true. */
   kubeProxy?: boolean | undefined;
+  /** Whether kube-router's firewall runs on this host: it takes it for one node's, so there is one. Default false. */
+  networkPolicies?: boolean | undefined;
   /** Ports of this host that machines reach, besides those of the control plane. */
   openHostPorts?: readonly number[] | undefined;
 }
 
 export async function startEnvironment({
   engine = "oci",
-  nodes = nodeNames.length,
+  networkPolicies = false,
+  nodes = networkPolicies ? 1 : nodeNames.length,
   zones = false,
   node = {},
   plugins,
@@ -129,6 +132,7 @@ export async function startEnvironment({
     else backends.push(await newBackend(machineCidr));
     const providers = backends.map(({ provider }) => provider);
     const started = await startNodes(cluster, { providers, cidr: machineCidr, nodes, node, kubeProxy });
+    if (networkPolicies) await startFirewall(cluster);
     return { cluster, registry, backend: backends[0]!, backends, ...started, [Symbol.asyncDispose]: dispose };
   } catch (thrown) {
     await dispose();
@@ -223,6 +227,17 @@ async function startKubeProxy({ sandbox, userKubeconfig }: Cluster, cidr: string
     "--conntrack-max-per-core=0",
     "--conntrack-tcp-timeout-established=0",
     "--conntrack-tcp-timeout-close-wait=0",
+  ]);
+}
+
+/** The rules of NetworkPolicies, beside the backend's own: kube-router's firewall, as a node has it. */
+async function startFirewall({ sandbox, userKubeconfig }: Cluster): Promise<void> {
+  sandbox.spawn("kube-router", await buildKubeRouter(), [
+    `--kubeconfig=${await userKubeconfig("kube-router", ["system:masters"])}`,
+    ...["--run-firewall=true", "--run-router=false", "--run-service-proxy=false"],
+    `--hostname-override=${nodeNames[0]}`,
+    `--service-cluster-ip-range=${serviceCidr}`,
+    "--v=1",
   ]);
 }
 

@@ -12,6 +12,7 @@ import { basename, dirname, join } from "node:path";
 import { findTool } from "../../../providers/local/host/command.ts";
 import {
   buildAgnhost,
+  buildHostsDns,
   buildEtcd,
   buildKubernetesSuite,
   buildNonewprivs,
@@ -27,6 +28,7 @@ import { registryFiles } from "./registry-files.ts";
 export const suitePrograms = [
   buildKubernetesSuite,
   buildAgnhost,
+  buildHostsDns,
   buildEtcd,
   buildNonewprivs,
   buildSampleApiServer,
@@ -132,12 +134,13 @@ async function agnhostImage(
       ),
       { path: "uploads", type: "directory", mode: 0o755 },
       { path: "agnhost", content: await readFile(await buildAgnhost()), mode: 0o755 },
+      { path: "coredns", content: await readFile(await buildHostsDns()), mode: 0o755 },
       { path: "agnhost-2", type: "symlink", link: "agnhost" },
       { path: "localhost.crt", content: await readFile(join(porter, "localhost.crt")) },
       { path: "localhost.key", content: await readFile(join(porter, "localhost.key")) },
       ...folders(parentsOf(served.map(({ path }) => path))),
       ...served,
-      ...(await hostPrograms(["bash", "curl", "ss", "ipcs", "getent", ...networkPrograms])),
+      ...(await hostPrograms(["bash", "curl", "ss", "ipcs", "getent", "printenv", ...networkPrograms])),
       // The image's own shell runs the programs beside it. Debian's busybox has applets of their names in itself, and
       // `nc` there knows no `-t`.
       { path: "bin/sh", type: "symlink", link: "/usr/bin/bash" },

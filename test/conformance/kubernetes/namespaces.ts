@@ -4,6 +4,7 @@
  */
 import { spawn } from "node:child_process";
 import { once } from "node:events";
+import { existsSync } from "node:fs";
 import { mkdir, writeFile } from "node:fs/promises";
 import { runCommand, tryCommand } from "../../e2e/harness/exec.ts";
 import type { HostFacts } from "./specs.ts";
@@ -53,7 +54,7 @@ export async function runInside(made: readonly (() => Promise<unknown>)[]): Prom
 }
 
 /** To be called once, inside: /sys of this network, an empty folder of network namespaces, and an address for the host. */
-export async function setUp(): Promise<Pick<HostFacts, "dummyLinks" | "oomScores">> {
+export async function setUp(): Promise<Pick<HostFacts, "dummyLinks" | "oomScores" | "sctp" | "selinux">> {
   const cgroups = "/mnt";
   await runCommand("mount", ["--rbind", "/sys/fs/cgroup", cgroups]);
   await runCommand("mount", ["-t", "sysfs", "sysfs", "/sys"]);
@@ -76,7 +77,16 @@ export async function setUp(): Promise<Pick<HostFacts, "dummyLinks" | "oomScores
   });
   // What a machine sends to a Service comes back from a machine of the same bridge: the answer must pass the same rules.
   await writeFile("/proc/sys/net/bridge/bridge-nf-call-iptables", "1");
+  // As systemd leaves a host: what is mounted later reaches the containers that ask for it, and the other way round. All of it
+  // stays this run's own.
+  await runCommand("mount", ["--make-rshared", "/"]);
   const { code } = await tryCommand("ip", ["link", "add", "dummy0", "type", "dummy"]);
   const lowered = await tryCommand("sh", ["-c", "echo -1 > /proc/self/oom_score_adj"]);
-  return { dummyLinks: code === 0, oomScores: lowered.code === 0 };
+  const spoken = await tryCommand("python3", ["-c", "import socket as s; s.socket(s.AF_INET, s.SOCK_STREAM, 132)"]);
+  return {
+    dummyLinks: code === 0,
+    oomScores: lowered.code === 0,
+    sctp: spoken.code === 0,
+    selinux: existsSync("/sys/fs/selinux/enforce"),
+  };
 }

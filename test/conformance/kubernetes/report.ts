@@ -94,9 +94,9 @@ export function merge(older: readonly Result[], newer: readonly Result[]): Resul
  */
 export function complete(
   results: readonly Result[],
-  { tagged, host }: Pick<Suite, "tagged"> & { host: HostFacts },
+  { specs, host }: Pick<Suite, "specs"> & { host: HostFacts },
 ): Result[] {
-  return withNotRun(results, tagged, (spec) => {
+  return withNotRun(results, specs, (spec) => {
     const design = leftOut(spec, host);
     return design === undefined ? notRun(spec, "not run", notRunReason(spec)) : notRun(spec, "left out", design);
   });
@@ -130,18 +130,24 @@ export function summary(results: readonly Result[]): Record<Exclude<Outcome, "no
   return { passed: count("passed"), failed: count("failed"), "left out": count("left out") };
 }
 
-/** @param untagged how many specs each group has besides those of the table, by group */
-export function toMarkdown(
-  results: readonly Result[],
-  { kubernetes, engine, untagged }: { kubernetes: string; engine: string; untagged: ReadonlyMap<string, number> },
-): string {
-  const groups = [...new Set([...results.map(({ group }) => group), ...untagged.keys()])].toSorted();
+export interface Table {
+  kubernetes: string;
+  engine: string;
+  /** Of those that are not tagged. */
+  untagged?: boolean;
+  /** How many specs each group has besides those of the table. */
+  others: ReadonlyMap<string, number>;
+}
+
+export function toMarkdown(results: readonly Result[], { kubernetes, engine, untagged, others }: Table): string {
+  const groups = [...new Set([...results.map(({ group }) => group), ...others.keys()])].toSorted();
   const row = (cells: readonly (string | number)[]) => `| ${cells.join(" | ")} |`;
   const totals = (of: readonly Result[]) => [
     ...Object.values(summary(of)),
     of.filter(({ outcome }) => outcome === "not run").length,
   ];
-  const allUntagged = [...untagged.values()].reduce((sum, count) => sum + count, 0);
+  const allOthers = [...others.values()].reduce((sum, count) => sum + count, 0);
+  const otherColumn = untagged === true ? "others" : "untagged";
   return [
     "# Kubernetes conformance",
     "",
@@ -149,18 +155,26 @@ export function toMarkdown(
     SUITE_COLUMN,
     "A test is left out only when more work would not make it pass; the reason says why. One that was not run has no result yet.",
     "",
-    `Each test that is tagged [Conformance] or [NodeConformance] has its line. The suite's other ${allUntagged} are counted as untagged, and not run:`,
-    "Kubernetes asks them of no cluster. They are of features that are off by default, of Windows, of clouds, storage drivers and plugins, or were never promoted.",
+    ...(untagged === true
+      ? [
+          "Each test of these groups that is tagged neither [Conformance] nor [NodeConformance], and wants neither a gate that is off by default nor a",
+          `cloud's load balancer, has its line: Kubernetes asks them of no cluster. The suite's other ${allOthers} are counted as others.`,
+        ]
+      : [
+          `Each test that is tagged [Conformance] or [NodeConformance] has its line. The suite's other ${allOthers} are counted as untagged:`,
+          "Kubernetes asks them of no cluster. They are of features that are off by default, of Windows, of clouds, storage drivers and plugins, or were never promoted.",
+          "Those that want no such thing have a table of their own on engine `cri`: RESULTS-untagged.md.",
+        ]),
     "",
     // The formatter would rewrite what looks like emphasis in the names of tests.
     "<!-- prettier-ignore-start -->",
     "",
-    row(["Group", "passed", "failed", "left out", "not run", "untagged"]),
+    row(["Group", "passed", "failed", "left out", "not run", otherColumn]),
     row(["---", "--:", "--:", "--:", "--:", "--:"]),
     ...groups.map((group) =>
-      row([group, ...totals(results.filter((each) => each.group === group)), untagged.get(group) ?? 0]),
+      row([group, ...totals(results.filter((each) => each.group === group)), others.get(group) ?? 0]),
     ),
-    row(["all", ...totals(results), allUntagged]),
+    row(["all", ...totals(results), allOthers]),
     "",
     ...resultRows(results),
     "",

@@ -1,8 +1,9 @@
 /**
  * `npm run conformance [-- --focus REGEX] [--skip REGEX] [--unpassed] [--within SECONDS] [--untagged] [--parallel N] [--engine vm] [--attempts N] [--list] [--table]`:
  * Kubernetes' own e2e suite against vmlet's nodes. `--focus` also takes a group (`^common/node$`); `--unpassed` chooses what
- * RESULTS.md does not have as passed, `--within` what passed there in no more seconds than that (CI's slice); `--untagged`
- * also takes tests that are tagged neither [Conformance] nor [NodeConformance]. With these two, RESULTS.md stays as it is.
+ * RESULTS.md does not have as passed, `--within` what passed there in no more seconds than that (CI's slice); with it
+ * RESULTS.md stays as it is. `--untagged` takes those of the tests that are tagged neither [Conformance] nor [NodeConformance] which any
+ * cluster can be asked for, with engine cri, in place of the tagged: their table is RESULTS-untagged.md.
  * `--engine vm` has a table of its own, RESULTS-vm.md, with what was run of it; so has `--engine incus`, whose machines are
  * containers of an Incus cluster. `--attempts 2` tries what fails once more, and
  * says so: some tests race with any node ("lifecycle of Pods and PodStatus" wants a pod Ready just when its image changes).
@@ -18,8 +19,9 @@ import { mkdtemp, readFile, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { parseArgs } from "node:util";
+import PQueue from "p-queue";
 import { stringify } from "yaml";
-import { kubernetesVersion } from "../../e2e/harness/build.ts";
+import { buildKubeRouter, kubernetesVersion } from "../../e2e/harness/build.ts";
 import { chosenEngine, parseEngine } from "../../support/engines.ts";
 import { environmentPrograms, hasHostAccess, startEnvironment } from "./environment.ts";
 import { pushImages, repositoryList, suitePrograms } from "./images.ts";
@@ -40,29 +42,34 @@ const { values: options } = parseArgs({
     unpassed: { type: "boolean", default: false },
     within: { type: "string" },
     untagged: { type: "boolean", default: false },
+    "network-policies": { type: "boolean", default: false },
     engine: { type: "string", default: chosenEngine("oci") },
     attempts: { type: "string", default: "1" },
   },
 });
 const SUITE_FILE = "specs.json";
+/** What a table takes a host to have, that names what is not left out by design. */
+const ANY_HOST = { dummyLinks: true, oomScores: true, sctp: true, selinux: true };
 const engine = options.engine === "incus" ? "incus" : parseEngine(options.engine);
 const hostAccess = engine !== "incus" && hasHostAccess(engine);
 /** Where `--within` looks up how long a test takes, whatever the engine: the whole suite is run on engine oci. */
 const knownResults = join(import.meta.dirname, "../RESULTS.md");
-const resultsFile = engine === "oci" ? knownResults : join(import.meta.dirname, `../RESULTS-${engine}.md`);
+const { untagged, "network-policies": networkPolicies } = options;
+if (untagged && engine !== "cri") throw new Error("--untagged: with --engine cri, whose owner may give pods the host");
+const resultsFile =
+  engine === "oci" ? knownResults : join(import.meta.dirname, `../RESULTS-${untagged ? "untagged" : engine}.md`);
 
 if (options.table) {
   await writeTable([], await suiteReport(join(await mkdtemp(join(tmpdir(), "vmlet-conformance-table-")), SUITE_FILE)));
 } else if (options.list) {
   for (const spec of await chosen(await mkdtemp(join(tmpdir(), "vmlet-conformance-list-"))))
-    console.log(
-      `${spec.group}\t${leftOut(spec, { dummyLinks: true, oomScores: true, hostAccess }) ? "-" : "+"}\t${spec.name}`,
-    );
+    console.log(`${spec.group}\t${leftOut(spec, { ...ANY_HOST, hostAccess }) ? "-" : "+"}\t${spec.name}`);
 } else if (isInside()) {
   process.exitCode = await main();
 } else {
   const ofEngine = engine === "incus" ? [fetchGuestPackages] : [];
-  process.exitCode = await runInside([...environmentPrograms, ...suitePrograms, ...ofEngine]);
+  const ofPolicies = networkPolicies ? [buildKubeRouter] : [];
+  process.exitCode = await runInside([...environmentPrograms, ...suitePrograms, ...ofEngine, ...ofPolicies]);
 }
 
 async function main(): Promise<number> {
@@ -73,7 +80,9 @@ async function main(): Promise<number> {
   const host = { ...(await setUp()), hostAccess };
   const abort = new AbortController();
   process.once("SIGINT", () => abort.abort());
-  await using environment = await (engine === "incus" ? startIncusEnvironment() : startEnvironment({ engine }));
+  await using environment = await (engine === "incus"
+    ? startIncusEnvironment()
+    : startEnvironment({ engine, networkPolicies }));
   console.log(`control plane, backend and agents log to ${environment.cluster.sandbox.dir}`);
   const repositories = join(reportDir, "repositories.yaml");
   await writeFile(repositories, stringify(repositoryList(environment.registry.host)));
@@ -81,36 +90,39 @@ async function main(): Promise<number> {
   console.log(`images: ${images.join(", ")}`);
 
   const wanted = specs.filter((spec) => leftOut(spec, host) === undefined);
+  const resultsSoFar = (of: readonly Spec[], reports: readonly GinkgoReport[]) => {
+    const done = reports.flat().flatMap((each) => each.SpecReports ?? []);
+    const ended = new Set(done.filter(wasRun).map((each) => specOf(each).name));
+    // After an interrupt, what was not run keeps the result that it had.
+    const meant = abort.signal.aborted ? of.filter(({ name }) => ended.has(name)) : of;
+    return resultsOf(meant, reports, host, kubernetesVersion);
+  };
+  const writing = new PQueue({ concurrency: 1 });
+  const isTold = options.within === undefined || engine !== "oci";
   const reports = await runSpecs(wanted, Number(options.parallel), {
     ...{ environment, host, repositories, reportDir, attempts: options.attempts },
     signal: abort.signal,
+    // A run may take hours: what has ended is kept whatever ends the run.
+    ended: async (ofProcess, report) => {
+      if (isTold) await writing.add(() => writeTable(resultsSoFar(ofProcess, [report]), suite));
+    },
   });
 
   await environment.saveLogs(reportDir);
-  const ended = new Set(
-    reports
-      .flat()
-      .flatMap((suite) => suite.SpecReports ?? [])
-      .filter(wasRun)
-      .map((each) => specOf(each).name),
-  );
-  // After an interrupt, what was not run keeps the result that it had.
-  const results = resultsOf(
-    abort.signal.aborted ? specs.filter(({ name }) => ended.has(name)) : specs,
-    reports,
-    host,
-    kubernetesVersion,
-  );
+  const results = resultsSoFar(specs, reports);
   print(results);
-  if ((options.within === undefined || engine !== "oci") && !options.untagged) await writeTable(results, suite);
+  if (isTold) await writeTable(results, suite);
   return results.some(({ outcome }) => outcome === "failed") ? 1 : 0;
 }
 
 async function writeTable(newer: readonly Result[], report: GinkgoReport): Promise<void> {
-  const suite = suiteOf(report);
-  const host = { dummyLinks: true, oomScores: true, hostAccess };
+  const suite = suiteOf(report, { untagged });
+  const host = { ...ANY_HOST, hostAccess };
   const all = complete(merge(await lastResults(resultsFile), newer), { ...suite, host });
-  await writeFile(resultsFile, toMarkdown(all, { kubernetes: kubernetesVersion, engine, untagged: suite.untagged }));
+  await writeFile(
+    resultsFile,
+    toMarkdown(all, { kubernetes: kubernetesVersion, engine, untagged, others: suite.others }),
+  );
 }
 
 /** The specs that the options choose. */

@@ -11,6 +11,22 @@ export const GROUPS = [
   "scheduling",
 ] as const;
 
+/** Of these also what is tagged neither [Conformance] nor [NodeConformance] has a table. */
+const UNTAGGED_GROUPS: readonly string[] = [
+  "apps",
+  "common/network",
+  "common/node",
+  "common/storage",
+  "kubectl",
+  "network",
+  "network/netpol",
+  "node",
+  "storage",
+];
+
+/** Labels of what a cluster has to be made for: gates that are off by default, and a cloud's load balancers. */
+const ASKED_OF_FEW: readonly string[] = ["Alpha", "BetaOffByDefault", "Feature:OffByDefault", "Feature:LoadBalancer"];
+
 export interface Spec {
   /** The whole text, as ginkgo's focus sees it. */
   name: string;
@@ -51,34 +67,35 @@ export function specOf(report: SpecReport): Spec {
 export interface Selection {
   /** A regular expression of names, or of groups; a group that is none of GROUPS is chosen only by itself. */
   focus?: string;
-  /** Also those that are not tagged. */
+  /** Those of the table of untagged ones, in place of the tagged. */
   untagged?: boolean;
 }
 
-/** The specs that are tagged [Conformance] or [NodeConformance], sorted by name. */
+/** The specs that are tagged [Conformance] or [NodeConformance], or those that are not, sorted by name. */
 export function selectSpecs(report: GinkgoReport, { focus = "", untagged = false }: Selection = {}): Spec[] {
-  const groups: readonly string[] = GROUPS;
+  const groups: readonly string[] = untagged ? UNTAGGED_GROUPS : GROUPS;
   const pattern = new RegExp(focus);
-  return allSpecs(report)
-    .filter((spec) => untagged || isTagged(spec))
-    .filter(
+  return suiteOf(report, { untagged })
+    .specs.filter(
       ({ name, group }) => (groups.includes(group) && pattern.test(name)) || (focus !== "" && pattern.test(group)),
     )
     .toSorted((a, b) => (a.name < b.name ? -1 : 1));
 }
 
 export interface Suite {
-  tagged: readonly Spec[];
+  /** Those of a table. */
+  specs: readonly Spec[];
   /** How many others each group has. */
-  untagged: ReadonlyMap<string, number>;
+  others: ReadonlyMap<string, number>;
 }
 
-/** All that the suite has, chosen or not. */
-export function suiteOf(report: GinkgoReport): Suite {
-  const specs = allSpecs(report);
-  const untagged = new Map<string, number>();
-  for (const spec of specs) if (!isTagged(spec)) untagged.set(spec.group, (untagged.get(spec.group) ?? 0) + 1);
-  return { tagged: specs.filter(isTagged), untagged };
+/** All that the suite has, chosen or not: of the table of the tagged, or of that of the untagged. */
+export function suiteOf(report: GinkgoReport, { untagged = false }: Pick<Selection, "untagged"> = {}): Suite {
+  const belongs = untagged ? isUntagged : isTagged;
+  const all = allSpecs(report);
+  const others = new Map<string, number>();
+  for (const spec of all) if (!belongs(spec)) others.set(spec.group, (others.get(spec.group) ?? 0) + 1);
+  return { specs: all.filter(belongs), others };
 }
 
 function allSpecs(report: GinkgoReport): Spec[] {
@@ -90,6 +107,12 @@ function allSpecs(report: GinkgoReport): Spec[] {
 
 function isTagged({ labels }: Spec): boolean {
   return labels.includes("Conformance") || labels.includes("NodeConformance");
+}
+
+function isUntagged(spec: Spec): boolean {
+  return (
+    !isTagged(spec) && UNTAGGED_GROUPS.includes(spec.group) && !spec.labels.some((each) => ASKED_OF_FEW.includes(each))
+  );
 }
 
 /** Of groups that are run on demand alone. */
@@ -125,6 +148,9 @@ export interface HostFacts {
   dummyLinks: boolean;
   /** A process may make it less likely to be killed when memory runs out (CAP_SYS_RESOURCE). */
   oomScores: boolean;
+  /** The kernel speaks SCTP. */
+  sctp: boolean;
+  selinux: boolean;
   /** The engine gives pods the host's network and files, where its owner lets it. */
   hostAccess: boolean;
 }
@@ -180,6 +206,33 @@ const LEFT_OUT: readonly { pattern: RegExp; fact?: keyof HostFacts; reason: stri
     fact: "oomScores",
     reason:
       "asks for oom_score_adj -997 of a container that was restarted: this host lets no process go below 0 (no CAP_SYS_RESOURCE)",
+  },
+  {
+    pattern: /\[Feature:SCTPConnectivity\]/,
+    fact: "sctp",
+    reason: "speaks SCTP, which the kernel of this host does not (CONFIG_IP_SCTP)",
+  },
+  {
+    pattern: /volume SELinux relabeling/,
+    fact: "selinux",
+    reason: "asks for labels of SELinux, which this host does not have",
+  },
+  {
+    pattern: /\[Feature:NodeLogQuery\] should return the kubelet logs/,
+    reason:
+      "asks for what systemd's journal has of a service named kubelet, by what a kubelet serves only where it is told to, and by SSH",
+  },
+  {
+    pattern: /\[Feature:LocalhostNodePorts\]/,
+    reason: "asks for what kube-proxy does in mode iptables alone: here it is in mode nftables",
+  },
+  {
+    pattern: /image credentials fetched from external credential provider/,
+    reason: "its image is in a registry of Google's, for which its cloud gives the credentials",
+  },
+  {
+    pattern: /should report RunningInUserNamespace/,
+    reason: "looks for a process named kubelet, and for the user namespace that it is in",
   },
   {
     pattern: /PrivilegedPod/,

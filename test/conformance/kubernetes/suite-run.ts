@@ -1,6 +1,6 @@
 /** Runs specs of the suite, each process of it with a portion of them, and tells what became of them. */
 import { existsSync } from "node:fs";
-import { readFile } from "node:fs/promises";
+import { copyFile, readFile } from "node:fs/promises";
 import { join } from "node:path";
 import PQueue from "p-queue";
 import { kubectlBinary } from "../../e2e/harness/binaries.ts";
@@ -14,12 +14,13 @@ import { focusOn, isSerial, isSlow, portions, type GinkgoReport, type HostFacts,
 export async function runSpecs(
   specs: readonly Spec[],
   workers: number,
-  options: Omit<SuiteRun, "name" | "specs"> & {
+  options: Omit<SuiteRun, "name" | "specs" | "kubectl"> & {
     /** After each process of the suite, with what it was given. */
     ended?: ((specs: readonly Spec[], report: GinkgoReport) => Promise<void>) | undefined;
   },
 ): Promise<GinkgoReport[]> {
-  const { signal, ended, ...shared } = options;
+  const { signal, ended, ...rest } = options;
+  const shared = { ...rest, kubectl: await namedKubectl(rest.reportDir) };
   const run = async (name: string, ofRun: readonly Spec[]) => {
     const report = await runSuite({ ...shared, signal, name, specs: ofRun });
     await ended?.(ofRun, report);
@@ -54,6 +55,8 @@ export interface SuiteRun {
   host: HostFacts;
   repositories: string;
   reportDir: string;
+  /** Path of the program. */
+  kubectl: string;
   /** Of its log and its report. */
   name: string;
   specs: readonly Spec[];
@@ -70,6 +73,7 @@ async function runSuite({
   host,
   repositories,
   reportDir,
+  kubectl,
   name,
   specs,
   attempts: maxAttempts,
@@ -83,7 +87,7 @@ async function runSuite({
     await buildKubernetesSuite(),
     [
       `--kubeconfig=${adminKubeconfig}`,
-      `--kubectl-path=${await kubectlBinary()}`,
+      `--kubectl-path=${kubectl}`,
       "--provider=skeleton",
       "--num-nodes=2",
       "--disable-log-dump",
@@ -112,6 +116,13 @@ async function runSuite({
   for (const { LeafNodeText: text, NumAttempts: attempts } of done.flatMap((suite) => suite.SpecReports ?? []))
     if (attempts > 1) console.log(`${name}: attempt ${attempts} of "${text}"`);
   return done;
+}
+
+/** By its usual name: a test copies it into a pod, and calls it there. */
+async function namedKubectl(dir: string): Promise<string> {
+  const path = join(dir, "kubectl");
+  await copyFile(await kubectlBinary(), path);
+  return path;
 }
 
 export async function readReport(file: string): Promise<GinkgoReport> {

@@ -14,6 +14,7 @@ export const kubernetesModule = join(import.meta.dirname, "../kubernetes");
 export const nodeExporterModule = join(import.meta.dirname, "../node-exporter");
 export const containerdModule = join(import.meta.dirname, "../../../helm/runtime/containerd");
 export const runcModule = join(import.meta.dirname, "../../../helm/runtime/runc");
+export const kubeRouterModule = join(import.meta.dirname, "../kube-router");
 export const csiModule = join(import.meta.dirname, "../csi");
 export const csiSidecarsModule = join(import.meta.dirname, "../csi-sidecars");
 
@@ -168,6 +169,17 @@ export function buildCoreDns(): Promise<string> {
   });
 }
 
+/** The CoreDNS of Kubernetes' test image `agnhost`. */
+export function buildHostsDns(): Promise<string> {
+  return buildGo({
+    name: "hosts-dns",
+    module: kubernetesModule,
+    sources: ["hosts-dns/main.go"],
+    args: ["build", "-trimpath", "-ldflags", "-s -w"],
+    target: "./hosts-dns",
+  });
+}
+
 /** Kubernetes' sample of an API server of one's own, which its test of the aggregator runs in a pod. */
 export function buildSampleApiServer(): Promise<string> {
   return buildGo({
@@ -291,6 +303,17 @@ async function sourceOf(name: string, module: string, path: string): Promise<str
   return join(stdout.trim(), path);
 }
 
+/** kube-router, whose firewall holds pods to NetworkPolicies. It calls `iptables` and `ipset`. */
+export function buildKubeRouter(): Promise<string> {
+  return buildGo({
+    name: "kube-router",
+    module: kubeRouterModule,
+    sources: [],
+    args: ["build", "-trimpath", "-ldflags", "-s -w"],
+    target: "github.com/cloudnativelabs/kube-router/v2/cmd/kube-router",
+  });
+}
+
 /** kwok, another peer of the bench. */
 export function buildKwok(): Promise<string> {
   return installGo("kwok", "sigs.k8s.io/kwok/cmd/kwok", "v0.7.0");
@@ -361,6 +384,7 @@ if (process.argv[1] !== undefined && basename(process.argv[1]) === "build.ts") {
     "dra-test-driver": buildDraTestDriver,
     "kube-proxy": buildKubeProxy,
     coredns: buildCoreDns,
+    "hosts-dns": buildHostsDns,
     etcd: buildEtcd,
     "node-exporter": buildNodeExporter,
     "sample-apiserver": buildSampleApiServer,

@@ -20,7 +20,23 @@ test.each([
   [70_000, "OOMKilled", "other", "OOMKilled"],
 ])("a container that ended with %i and %j is counted as %s, %s", async (exitCode, reason, code, label) => {
   const metrics = createMetrics({ nodeNames: ["n"], version: "1" });
-  podMetrics(metrics, new VirtualClock()).onTerminated?.({ containerType: "container", exitCode, reason });
+  podMetrics(metrics, new VirtualClock()).onTerminated?.({ containerType: "container", exitCode, reason }, {});
   const lines = (await metrics.render()).split("\n").filter((line) => line.startsWith(`${NAME}{`));
   expect(lines).toEqual([`${NAME}{container_type="container",exit_code="${code}",reason="${label}"} 1`]);
+});
+
+test("pods with users of their own are counted besides, and what of them did not start", async () => {
+  const metrics = createMetrics({ nodeNames: ["n"], version: "1" });
+  const hooks = podMetrics(metrics, new VirtualClock());
+  const mapped = { spec: { containers: [], hostUsers: false } };
+  hooks.onCreate?.({ ok: true }, mapped);
+  hooks.onCreate?.({ ok: false, code: "unavailable" }, mapped);
+  hooks.onCreate?.({ ok: true }, { spec: { containers: [] } });
+  const ended = { containerType: "container", exitCode: 128 } as const;
+  hooks.onTerminated?.({ ...ended, reason: "StartError" }, mapped);
+  hooks.onTerminated?.({ ...ended, reason: "Error" }, mapped);
+  hooks.onTerminated?.({ ...ended, reason: "StartError" }, {});
+  const text = await metrics.render();
+  expect(text).toContain("kubelet_started_user_namespaced_pods_total 2\n");
+  expect(text).toContain("kubelet_started_user_namespaced_pods_errors_total 2\n");
 });

@@ -37,7 +37,7 @@ function specReport(over: Partial<SpecReport> = {}): SpecReport {
   };
 }
 
-const HOST = { dummyLinks: true, oomScores: true, hostAccess: true };
+const HOST = { dummyLinks: true, oomScores: true, sctp: true, selinux: true, hostAccess: true };
 
 const spec = selectSpecs([{ SpecReports: [specReport()] }])[0]!;
 const result: Result = {
@@ -66,9 +66,21 @@ test("A spec of another group is chosen when the focus names its group", () => {
   expect(selectSpecs([dns], { focus: "host IP" })).toEqual([]);
 });
 
-test("A spec without the tag is chosen when those are asked for", () => {
-  expect(selectSpecs([{ SpecReports: [specReport({ LeafNodeLabels: [] })] }], { untagged: true })).toHaveLength(1);
+test("A spec without the tag is chosen when those are asked for, and one with the tag is not", () => {
+  const [tagged, untagged] = [specReport(), specReport({ LeafNodeLabels: [], LeafNodeText: "may be asked" })];
+  expect(selectSpecs([{ SpecReports: [tagged, untagged] }], { untagged: true }).map(({ name }) => name)).toEqual([
+    "[sig-node] Pods may be asked",
+  ]);
 });
+
+test.each(["Alpha", "BetaOffByDefault", "Feature:OffByDefault", "Feature:LoadBalancer"])(
+  "A spec without the tag is not chosen when it is %s",
+  (label) => {
+    const report = [{ SpecReports: [specReport({ LeafNodeLabels: [label] })] }];
+    expect(selectSpecs(report, { untagged: true })).toEqual([]);
+    expect(suiteOf(report, { untagged: true }).others.get("common/node")).toBe(1);
+  },
+);
 
 test("A test that starts a pod on the node's network is left out where the engine does not give that", () => {
   const etcHosts = { ...spec, name: "[sig-node] KubeletManagedEtcHosts should test kubelet managed /etc/hosts file" };
@@ -127,7 +139,7 @@ test("The table names what has no result, whatever its group", () => {
     reason: "",
   };
   const host = { ...HOST, hostAccess: false };
-  const before = complete([passed], { tagged: [spec, ...suite.tagged], host });
+  const before = complete([passed], { specs: [spec, ...suite.specs], host });
   expect(before.map(({ name, outcome }) => [name, outcome])).toEqual([
     ["[sig-node] Pods a", "not run"],
     ["[sig-node] Pods b [HostPort] HostPort validates", "left out"],
@@ -140,12 +152,12 @@ test("What has gone from the suite leaves the table, whatever became of it", () 
   const gone: Result[] = (["passed", "left out", "not run"] as const).map((outcome) => ({
     ...{ name: outcome, group: "node", outcome, seconds: 1, release: "1.36.3", reason: "" },
   }));
-  expect(complete(gone, { tagged: [spec], host: HOST }).map(({ name }) => name)).toEqual([spec.name]);
+  expect(complete(gone, { specs: [spec], host: HOST }).map(({ name }) => name)).toEqual([spec.name]);
 });
 
 test("A result of an earlier release's suite keeps its release, and what is run again has the newer one", () => {
   const older: Result = { ...result, release: "1.36.3" };
-  expect(complete([older], { tagged: [spec], host: HOST })).toEqual([older]);
+  expect(complete([older], { specs: [spec], host: HOST })).toEqual([older]);
   expect(resultsOf([spec], [[{ SpecReports: [specReport()] }]], HOST, "1.37.1")).toEqual([
     { ...older, seconds: 2, release: "1.37.1" },
   ]);
@@ -159,9 +171,9 @@ test("A table that lacks a spec of the suite, or has one that is gone, is found 
 
 test("Specs without the tags are counted by their groups, and are no lines of the table", () => {
   const suite = suiteOf([{ SpecReports: [specReport(), specReport({ LeafNodeLabels: [] })] }]);
-  expect(suite.tagged).toEqual([spec]);
-  expect([...suite.untagged]).toEqual([["common/node", 1]]);
-  const table = toMarkdown([], { ...TABLE, untagged: suite.untagged });
+  expect(suite.specs).toEqual([spec]);
+  expect([...suite.others]).toEqual([["common/node", 1]]);
+  const table = toMarkdown([], { ...TABLE, others: suite.others });
   expect(table).toContain("| common/node | 0 | 0 | 0 | 0 | 1 |");
 });
 
@@ -219,7 +231,7 @@ const anyResult: fc.Arbitrary<Result> = fc.record({
   reason: line,
 });
 
-const TABLE = { kubernetes: "1.36.3", engine: "oci", untagged: new Map([["storage", 7]]) };
+const TABLE = { kubernetes: "1.36.3", engine: "oci", others: new Map([["storage", 7]]) };
 
 test("The table is read back as it was written", () => {
   fc.assert(

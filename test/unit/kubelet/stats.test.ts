@@ -209,6 +209,17 @@ describe("/stats/summary", () => {
     expect(summary.pods[0]!["memory"]).not.toHaveProperty("rssBytes");
   });
 
+  test("has of the node what a kubelet always tells, whatever is known of its pods", async () => {
+    const it = setUp({ a: ["c", "d"] });
+    const node = await it.next({ a: { containers: [container("c", 1, { memory_rss_bytes: 3 }), container("d", 2)] } });
+    const summary = renderSummary(node, { nodeName: "n", startedAtMs: 0, brief: true }) as { node: object };
+    const time = "2026-01-01T00:00:10Z";
+    expect(summary.node).toMatchObject({
+      cpu: { time, usageCoreNanoSeconds: 4e9 },
+      memory: { time, usageBytes: 2500, workingSetBytes: 2500, rssBytes: 1503 },
+    });
+  });
+
   test("has only cpu and memory when that is asked for", async () => {
     const it = setUp({ a: ["c"] });
     const volumes = [{ name: "v", used_bytes: 1 }];
