@@ -12,6 +12,7 @@ import { NodeAllocation } from "../podspec/admission/allocation.ts";
 import { parseMachineId } from "../podspec/machine-id.ts";
 import { PodRenderer } from "../podspec/pod-renderer.ts";
 import { ExecCredentials } from "../podspec/references/credential-provider.ts";
+import { mayUse } from "../podspec/render/context.ts";
 import { withoutSecrets } from "../podspec/references/pod-secrets.ts";
 import { PodClaims } from "../podspec/references/claims.ts";
 import { PodCsiVolumes } from "../podspec/references/csi-volumes.ts";
@@ -64,7 +65,7 @@ export function createPods(options: NodeAgentOptions, acting: Kube, backend: Bac
   };
   const { volumesInUse, disks } = createDisks(options, acting, own, {
     ...{ changed, isLive, tokens: sources.tokens },
-    offers: (capability) => backend.forPods().capabilities.has(capability),
+    offers: (capability, pod) => mayUse({ backend: backend.forPods(), pod }, capability),
   });
   const renderer = new PodRenderer({
     kube: acting,

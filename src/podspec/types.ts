@@ -13,6 +13,7 @@ import type { InstanceTypeRule } from "./admission/instance-types.ts";
 export type Lookup<T> = { kind: "found"; object: T } | { kind: "absent" } | { kind: "unknown"; message: string };
 
 type CsiVolume = Extract<Volume, { type: "csi" }>;
+type HostVolume = Extract<Volume, { type: "host" }>;
 
 /**
  * A persistent volume of the pod, once its machine may have it. `message`: why not, in a kubelet's words; absent while
@@ -21,7 +22,9 @@ type CsiVolume = Extract<Volume, { type: "csi" }>;
 export type DiskLookup =
   | {
       kind: "found";
-      disk: Omit<VolumeClaim, "name"> | Omit<CsiVolume, "name">;
+      disk: Omit<VolumeClaim, "name"> | Omit<CsiVolume, "name"> | Omit<HostVolume, "name">;
+      /** Its mounts are read-only, whatever they say, where the volume itself cannot be. */
+      isReadOnly?: boolean | undefined;
       /** What its driver is told in secret. */
       secrets?: readonly string[] | undefined;
       /** As of a CsiLookup. */

@@ -1,11 +1,12 @@
 /**
  * A machine's volumes as folders of this host: made, filled, found for a mount, and measured.
  */
-import { chmodSync, chownSync, closeSync, existsSync, fstatSync, readlinkSync } from "node:fs";
+import { chmodSync, chownSync, closeSync, existsSync, fstatSync, readlinkSync, statSync } from "node:fs";
 import { mkdir, rename, statfs, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import {
   type ContainerSpec,
+  type MachineSpec,
   type MachineStats,
   type Mount,
   toError,
@@ -17,6 +18,7 @@ import { blockNumbers } from "../host/block-device.ts";
 import { isMissing } from "../host/files.ts";
 import { bindDescriptor, mountTmpfs, propagationOf } from "../host/mounts.ts";
 import type { TreeMeter } from "../host/tree-use.ts";
+import { ownTree } from "../host/own-tree.ts";
 import { hostPath } from "./host-access.ts";
 import { writeFilesVolume } from "./volume-files.ts";
 import { openInRoot, readFileInRoot } from "./root-path.ts";
@@ -27,6 +29,7 @@ type Home = Pick<MachineHome, "dir" | "secretDir" | "spec" | "volumes" | "csiPat
 export async function makeVolumes({ dir, spec }: Pick<Home, "dir" | "spec">): Promise<void> {
   await mkdir(join(dir, "volumes"), { recursive: true, mode: 0o755 });
   for (const volume of spec.volumes ?? []) {
+    if (volume.type === "host" && volume.fs_group === true) await giveToGroup(volume.path, spec);
     if (volume.type !== "empty_dir") continue;
     const path = join(dir, "volumes", volume.name);
     const inMemory = volume.medium === "memory";
@@ -41,6 +44,13 @@ export async function makeVolumes({ dir, spec }: Pick<Home, "dir" | "spec">): Pr
     chmodSync(fresh, 0o777 | (inMemory ? 0o1000 : 0) | (group === undefined ? 0 : 0o2000));
     if (!inMemory) await rename(fresh, path);
   }
+}
+
+/** What is no folder, the container that mounts it is told of. */
+async function giveToGroup(path: string, { security }: MachineSpec): Promise<void> {
+  const { fs_group: group, fs_group_change_policy: policy } = security ?? {};
+  if (group === undefined || statSync(path, { throwIfNoEntry: false })?.isDirectory() !== true) return;
+  await ownTree(path, group, { onMismatchOnly: policy === "on_root_mismatch" });
 }
 
 export function applyFiles(home: Home, volume: Extract<Volume, { type: "files" }>): void {
@@ -149,6 +159,8 @@ export async function volumeDevices(
       const claim = (home.spec.volumes ?? []).find((each) => each.name === volume);
       if (claim?.type === "csi" && claim.persistent?.mode === "block")
         return publishedDevice(home, claim, { name, path });
+      if (claim?.type === "host" && claim.path_type === "BlockDevice")
+        return { path, hostPath: hostPath(claim), permissions: "rw" };
       if (claim?.type !== "persistent")
         throw new ContainerError(
           "CreateContainerConfigError",

@@ -12,10 +12,10 @@ import {
 const ID_PATTERN = /^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,199}$/;
 const NAME_PATTERN = /^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$/;
 
-type Kind = Volume["type"] | "csi device";
+type Kind = Volume["type"] | "csi device" | "host device";
 
 /** What of the volumes may be a block device; which mode one of vmlet's own has, only the volume itself tells. */
-const DEVICES: ReadonlySet<Kind | undefined> = new Set(["persistent", "csi device"] as const);
+const DEVICES: ReadonlySet<Kind | undefined> = new Set(["persistent", "csi device", "host device"] as const);
 
 /** Ids become names of folders. @throws ProviderError invalid */
 export function assertId(id: string): void {
@@ -33,7 +33,7 @@ export function validateSpec(spec: MachineSpec): void {
     // Engines make folders of these names.
     if (!NAME_PATTERN.test(name)) throw invalid("volumes.name", `"${name}" must be a DNS label`);
     if (volumes.has(name)) throw invalid("volumes.name", `"${name}" is used twice`);
-    volumes.set(name, volume.type === "csi" && volume.persistent?.mode === "block" ? "csi device" : type);
+    volumes.set(name, kindOf(volume) ?? type);
   }
   const seen = new Set<string>();
   for (const { spec: container } of containersOf(spec)) {
@@ -49,6 +49,12 @@ export function validateSpec(spec: MachineSpec): void {
       if (!(spec.resource_claims ?? []).some((claim) => claim.name === name))
         throw invalid("containers.claims", `container "${container.name}" uses claim "${name}", which does not exist`);
   }
+}
+
+/** Where it is another than its type. A device of the host may be mounted as well, as any path of it. */
+function kindOf(volume: Volume): Kind | undefined {
+  if (volume.type === "csi" && volume.persistent?.mode === "block") return "csi device";
+  return volume.type === "host" && volume.path_type === "BlockDevice" ? "host device" : undefined;
 }
 
 /** What of its mounts and devices is not of the volume's kind, or of none. */

@@ -44,7 +44,7 @@ import {
   type VolumeKey,
 } from "../csi-volumes.ts";
 import { makeFolder, writeJson } from "../host/files.ts";
-import { ownTree } from "../volumes/ownership.ts";
+import { ownTree } from "../host/own-tree.ts";
 import type { BlockDevices } from "./csi-devices.ts";
 import {
   assertMounted,

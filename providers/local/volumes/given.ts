@@ -14,7 +14,7 @@ import { HostError } from "../host/host-error.ts";
 import { mountPoints } from "../host/mounts.ts";
 import { TreeMeter } from "../host/tree-use.ts";
 import type { HostVolumes, VolumePlace, VolumeSample, VolumeUse } from "../volume-contents.ts";
-import { ownTree } from "./ownership.ts";
+import { ownTree } from "../host/own-tree.ts";
 
 /** As Incus makes a new one. */
 const FRESH_BITS = 0o711;

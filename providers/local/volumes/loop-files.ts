@@ -44,7 +44,7 @@ import {
 } from "./image-files.ts";
 import { attachLoop, detachLoop, isHeld, leaveToMounts, loopDevices, loopOf, resizeLoop } from "./loop-devices.ts";
 import { hostOptions } from "./mount-options.ts";
-import { ownTree } from "./ownership.ts";
+import { ownTree } from "../host/own-tree.ts";
 
 const DEFAULT_FS = "ext4";
 const TOOLS = [...IMAGE_TOOLS, "losetup", "mount", "umount", "find", "chgrp", "chmod"] as const;

@@ -18,7 +18,7 @@ type Found = Extract<DiskLookup, { kind: "found" }>;
 type Persistent = NonNullable<Extract<Found["disk"], { type: "csi" }>["persistent"]>;
 
 /** A volume that is bound to a pod's claim. */
-interface BoundVolume {
+export interface BoundVolume {
   name: string;
   spec: VolumeSpec;
   csi: CsiSource;
@@ -50,7 +50,7 @@ function failed(step: "stage" | "publish", { name, spec }: Pick<BoundVolume, "na
 }
 
 /** Whether the backend can do it. */
-type Offers = (capability: Extract<Capability, "volumes.csi_block">) => boolean;
+type Offers = (capability: Extract<Capability, "volumes.csi_block">, pod: Pod) => boolean;
 
 export class CsiDisks {
   readonly #drivers: CsiDrivers;
@@ -64,7 +64,7 @@ export class CsiDisks {
   /** Not ok with the whole of what a kubelet says, or with an empty text: nothing is wrong yet. */
   async driver(pod: Pod, bound: BoundVolume, signal: AbortSignal): Promise<Result<DriverSpec>> {
     const { csi, spec } = bound;
-    if (isBlock(spec) && !this.#offers("volumes.csi_block"))
+    if (isBlock(spec) && !this.#offers("volumes.csi_block", pod))
       return failed(
         "publish",
         bound,

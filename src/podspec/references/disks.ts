@@ -1,6 +1,7 @@
 /**
  * The persistent volumes of a pod: from its claims to what its machine is told, once a kubelet would mount them. They
- * are vmlet's own (of the Machine API), or of CSI drivers of others whose node plugins run on the backend's host.
+ * are vmlet's own (of the Machine API), of CSI drivers of others whose node plugins run on the backend's host, or paths
+ * of that host (local, hostPath), for pods that may have those.
  * Claims, volumes and attachments are read by name alone, when a pod is to be made, and never listed or watched: the
  * Node authorizer allows no more, and a node's pods cost nothing once they run.
  *
@@ -18,6 +19,7 @@ import { allContainersOf, claimNameOf, uidOf } from "../../kube/pod.ts";
 import type { Node, PersistentVolume, PersistentVolumeClaim, Pod, VolumeAttachment } from "../../kube/wire.ts";
 import type { Capability } from "../../provider/capabilities.ts";
 import { CSI_DRIVER, csiVolumeName } from "../../provider/csi-names.ts";
+import type { Volume } from "../../provider/machine.ts";
 import type { Clock } from "../../util/clock.ts";
 import { toError } from "../../util/errors.ts";
 import type { Random } from "../../util/random.ts";
@@ -25,7 +27,7 @@ import { failure, type Result, success } from "../../util/result.ts";
 import { OverBudgetError, POD_LIMITS } from "../budget.ts";
 import { isClaimVolume, type PodVolume, usedVolumes } from "../pod-volumes.ts";
 import type { DiskLookup } from "../types.ts";
-import { CsiDisks } from "./csi-disks.ts";
+import { type BoundVolume, CsiDisks } from "./csi-disks.ts";
 import { CsiDrivers } from "./csi-driver.ts";
 import { Looks } from "./looks.ts";
 import type { TokenManager } from "./tokens.ts";
@@ -57,7 +59,7 @@ interface PodDisksOptions {
   /** Gives pods tokens that CSI drivers ask for. */
   tokens: Pick<TokenManager, "issueOne">;
   /** Whether the backend has volumes of this kind. Default: its own alone. */
-  offers?: ((capability: DiskCapability) => boolean) | undefined;
+  offers?: ((capability: DiskCapability, pod: Pod) => boolean) | undefined;
   clock: Clock;
   random: Random;
   /** Whether this pod is there, and not over: nobody releases what is claimed for another one. Default: it is. */
@@ -72,7 +74,10 @@ const CLAIM_PROTECTION = "kubernetes.io/pvc-protection";
 /** This many of a pod's objects are asked for at once. */
 const AT_ONCE = 8;
 
-type DiskCapability = Extract<Capability, "volumes.persistent" | "volumes.csi_persistent" | "volumes.csi_block">;
+type DiskCapability = Extract<
+  Capability,
+  "volumes.persistent" | "volumes.csi_persistent" | "volumes.csi_block" | "volumes.host"
+>;
 type Found = Extract<DiskLookup, { kind: "found" }>;
 
 interface Bound {
@@ -107,7 +112,9 @@ export class PodDisks {
   constructor(options: PodDisksOptions) {
     this.#options = options;
     this.#looks = new Looks(options);
-    this.#others = new CsiDisks(new CsiDrivers({ ...options, looks: this.#looks }), (each) => this.#offers(each));
+    this.#others = new CsiDisks(new CsiDrivers({ ...options, looks: this.#looks }), (...asked) =>
+      this.#offers(...asked),
+    );
   }
 
   /**
@@ -244,14 +251,25 @@ export class PodDisks {
     const read = await this.#get<PersistentVolume>(pod, { resource: "persistentvolumes", name }, `PV ${name}`, signal);
     if (!read.ok) return read;
     const { spec } = read.value;
-    const unbound = bindingProblem(spec, name, claim);
-    if (unbound !== undefined) return failure(unbound);
-    const { csi } = spec ?? {};
-    const isOwn = csi?.driver === CSI_DRIVER;
-    if (!csi || !this.#offers(isOwn ? "volumes.persistent" : "volumes.csi_persistent"))
-      return failure(`PV ${name} ${notOurs(csi)}`);
-    const problem = modeProblem(pod, volume.name, spec?.volumeMode ?? "Filesystem");
+    const problem =
+      bindingProblem(spec, name, claim) ??
+      this.#notHere(pod, name, spec) ??
+      modeProblem(pod, volume.name, spec?.volumeMode ?? "Filesystem");
     if (problem !== undefined) return failure(problem);
+    if (spec?.csi) return await this.#attachable(pod, { name, spec, csi: spec.csi, claim, volume }, signal);
+    return success(hostDisk(name, spec!, claim, volume));
+  }
+
+  /** Why no pod of the kind of this one has such a volume on this node. */
+  #notHere(pod: Pod, name: string, spec: VolumeSpec): string | undefined {
+    const { csi } = spec ?? {};
+    if (isOfHost(spec)) return this.#offers("volumes.host", pod) ? undefined : `PV ${name} ${NOT_OF_HOST}`;
+    const capability = csi?.driver === CSI_DRIVER ? "volumes.persistent" : "volumes.csi_persistent";
+    return csi && this.#offers(capability, pod) ? undefined : `PV ${name} ${notOurs(csi)}`;
+  }
+
+  async #attachable(pod: Pod, other: BoundVolume, signal: AbortSignal): Promise<BoundResult> {
+    const { spec, csi, claim, volume } = other;
     const bound = {
       name: volume.name,
       claimName: claim.metadata?.name ?? "",
@@ -259,8 +277,8 @@ export class PodDisks {
       attachment: attachmentPath(csi, this.#options.nodeName),
       isOnePods: isOnePods(spec),
     };
-    if (isOwn) return success({ ...bound, found: () => Promise.resolve(success(this.#own(volume, spec, csi))) });
-    const other = { name, spec: spec!, csi, claim, volume };
+    if (csi.driver === CSI_DRIVER)
+      return success({ ...bound, found: () => Promise.resolve(success(this.#own(volume, spec, csi))) });
     const driver = await this.#others.driver(pod, other, signal);
     if (!driver.ok) return { ...driver, isWhole: true };
     const { attachment, ...unattached } = bound;
@@ -272,8 +290,8 @@ export class PodDisks {
     });
   }
 
-  #offers(capability: DiskCapability): boolean {
-    return this.#options.offers?.(capability) ?? capability === "volumes.persistent";
+  #offers(capability: DiskCapability, pod: Pod): boolean {
+    return this.#options.offers?.(capability, pod) ?? capability === "volumes.persistent";
   }
 
   #own(volume: PodVolume, spec: VolumeSpec, { volumeHandle }: { readonly volumeHandle: string }): Found {
@@ -331,6 +349,7 @@ function attachmentPath(
 }
 
 type VolumeSpec = PersistentVolume["spec"];
+type HostVolume = Extract<Volume, { type: "host" }>;
 
 function bindingProblem(spec: VolumeSpec, name: string, { metadata }: PersistentVolumeClaim): string | undefined {
   const bound = spec?.claimRef;
@@ -346,6 +365,33 @@ function isReadOnlyVolume(spec: VolumeSpec): boolean {
 }
 
 const isOnePods = (spec: VolumeSpec): boolean => spec?.accessModes?.includes("ReadWriteOncePod") ?? false;
+
+const NOT_OF_HOST =
+  "is a path of a node's own: this node's backend gives none to pods of this namespace (its engine.host names those that may have them)";
+
+const isOfHost = (spec: VolumeSpec): boolean => spec?.local !== undefined || spec?.hostPath !== undefined;
+
+/** Nobody attaches it: kubelet, the plugins `local`, whose files become the pod's group's, and `hostPath`. */
+function hostDisk(name: string, spec: NonNullable<VolumeSpec>, claim: PersistentVolumeClaim, volume: PodVolume): Bound {
+  const { local, hostPath, volumeMode } = spec;
+  // The API server admits no other type.
+  const asked = hostPath?.type as HostVolume["path_type"];
+  const type = volumeMode === "Block" ? "BlockDevice" : local ? "Directory" : asked;
+  const isReadOnly = volume.persistentVolumeClaim?.readOnly === true;
+  const disk: Omit<HostVolume, "name"> = {
+    type: "host",
+    path: local?.path ?? hostPath?.path ?? "",
+    ...(type && { path_type: type }),
+    ...(local && volumeMode !== "Block" && !isReadOnly && { fs_group: true }),
+  };
+  return {
+    name: volume.name,
+    claimName: claim.metadata?.name ?? "",
+    inUse: `kubernetes.io/${local ? "local-volume" : "host-path"}/${name}`,
+    isOnePods: isOnePods(spec),
+    found: () => Promise.resolve(success({ kind: "found", disk, ...(isReadOnly && { isReadOnly }) })),
+  };
+}
 
 function notOurs(csi: NonNullable<VolumeSpec>["csi"]): string {
   if (csi) return `is of the CSI driver ${csi.driver}, which this node does not have (it has ${CSI_DRIVER})`;

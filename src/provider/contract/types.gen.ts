@@ -932,7 +932,7 @@ export interface components {
           /** @description Absolute path on the host, without `..`. */
           path: string;
           /**
-           * @description What has to be there, or is made. Absent: whatever is there, else a folder is made.
+           * @description What has to be there, or is made. Absent: whatever is there, else a folder is made. A BlockDevice may be one of a container's `devices`.
            * @enum {string}
            */
           path_type?:
@@ -943,6 +943,8 @@ export interface components {
             | "Socket"
             | "CharDevice"
             | "BlockDevice";
+          /** @description What is in the folder is given to `security.fs_group`, by its change policy, before a container begins. Absent: it stays whose it is. */
+          fs_group?: boolean;
         }
       | {
           /** @description Name that mounts refer to. */
@@ -3002,4 +3004,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: 868c10ef2a83af401d84a4700fa58caeb642bb1358cda3b847de1ed19bb3e7b2
+// sha256 of openapi.yaml: 5d7bd56fdfa3351dfe678f555c5a6cb09ca25cf60659605ac63505f7a7c05f6a

@@ -16,6 +16,7 @@ import {
   buildEtcd,
   buildKubernetesSuite,
   buildNonewprivs,
+  buildRegression74839,
   buildSampleApiServer,
   kubernetesSource,
 } from "../../e2e/harness/build.ts";
@@ -34,6 +35,9 @@ export const suitePrograms = [
   buildSampleApiServer,
   buildPause,
 ] as const;
+
+/** What `untagged` tests want besides. */
+export const untaggedPrograms = [buildRegression74839] as const;
 
 const SOURCES = "registry.k8s.io";
 
@@ -54,15 +58,20 @@ export function repositoryList(host: string): Record<string, string> {
  * Makes and pushes those of the images that can be made here.
  *
  * @param names as `e2e.test --list-images` prints them
+ * @param untagged also those that only tests name which are tagged neither [Conformance] nor [NodeConformance]
  * @returns the names that were pushed
  */
-export async function pushImages(registry: TestRegistry, names: readonly string[]): Promise<string[]> {
+export async function pushImages(
+  registry: TestRegistry,
+  names: readonly string[],
+  { untagged = false } = {},
+): Promise<string[]> {
   const made = new Map<string, Promise<TestImage>>();
   const pushed: string[] = [];
   for (const name of names) {
     const path = name.slice(name.indexOf("/") + 1);
     const program = basename(path).replace(/:.*$/, "");
-    const make = RECIPES[program];
+    const make = RECIPES[program] ?? (untagged ? UNTAGGED_RECIPES[program] : undefined);
     if (!make || !(name.startsWith(`${registry.host}/`) || name.startsWith(`${SOURCES}/`))) continue;
     const image = made.get(program) ?? make();
     made.set(program, image);
@@ -72,8 +81,11 @@ export async function pushImages(registry: TestRegistry, names: readonly string[
   return pushed;
 }
 
-/** Used by the group `network` only, so they may be missing: of bind9-dnsutils and netcat-openbsd. */
-const networkPrograms = ["dig", "nc"].filter((name) => findTool(name) !== undefined);
+/**
+ * Used by the group `network` only, so they may be missing: of bind9-dnsutils, netcat-openbsd, iperf and wget (Debian's
+ * busybox, linked statically, crashes where it looks a name up).
+ */
+const networkPrograms = ["dig", "nc", "iperf", "wget"].filter((name) => findTool(name) !== undefined);
 
 const RECIPES: Readonly<Record<string, () => Promise<TestImage>>> = {
   agnhost: async () => agnhostImage({ Entrypoint: ["/agnhost"], Cmd: ["pause"] }),
@@ -111,6 +123,13 @@ const RECIPES: Readonly<Record<string, () => Promise<TestImage>>> = {
       ],
       { Cmd: ["sleep", "3600"] },
     ),
+};
+
+/** Of tests that are tagged neither way. */
+const UNTAGGED_RECIPES: typeof RECIPES = {
+  "distroless-iptables": async () => busyboxImage(await hostPrograms(["conntrack"])),
+  "regression-issue-74839": () =>
+    programImage("regression-issue-74839", buildRegression74839(), ["/regression-issue-74839"]),
 };
 
 async function pauseImage(): Promise<TestImage> {

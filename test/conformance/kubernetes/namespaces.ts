@@ -5,7 +5,7 @@
 import { spawn } from "node:child_process";
 import { once } from "node:events";
 import { existsSync } from "node:fs";
-import { mkdir, writeFile } from "node:fs/promises";
+import { mkdir, readFile, writeFile } from "node:fs/promises";
 import { runCommand, tryCommand } from "../../e2e/harness/exec.ts";
 import type { HostFacts } from "./specs.ts";
 
@@ -54,7 +54,7 @@ export async function runInside(made: readonly (() => Promise<unknown>)[]): Prom
 }
 
 /** To be called once, inside: /sys of this network, an empty folder of network namespaces, and an address for the host. */
-export async function setUp(): Promise<Pick<HostFacts, "dummyLinks" | "oomScores" | "sctp" | "selinux">> {
+export async function setUp(): Promise<Omit<HostFacts, "hostAccess">> {
   const cgroups = "/mnt";
   await runCommand("mount", ["--rbind", "/sys/fs/cgroup", cgroups]);
   await runCommand("mount", ["-t", "sysfs", "sysfs", "/sys"]);
@@ -84,6 +84,7 @@ export async function setUp(): Promise<Pick<HostFacts, "dummyLinks" | "oomScores
   const lowered = await tryCommand("sh", ["-c", "echo -1 > /proc/self/oom_score_adj"]);
   const spoken = await tryCommand("python3", ["-c", "import socket as s; s.socket(s.AF_INET, s.SOCK_STREAM, 132)"]);
   return {
+    nfs: (await readFile("/proc/filesystems", "utf8")).includes("\tnfs4\n"),
     dummyLinks: code === 0,
     oomScores: lowered.code === 0,
     sctp: spoken.code === 0,

@@ -11,7 +11,7 @@
  * That is what a new release of the suite wants first: CI fails where a table does not name what the suite has.
  *
  * Needs root on Linux, Go, and the Debian packages runc, umoci, nftables, iproute2, docker-registry, busybox-static
- * and gcc; for the group `network` also bind9-dnsutils and netcat-openbsd. Logs and ginkgo's reports stay in the folder
+ * and gcc; for the group `network` also bind9-dnsutils, netcat-openbsd, wget and iperf. Logs and ginkgo's reports stay in the folder
  * that is printed at the start.
  */
 import { existsSync } from "node:fs";
@@ -24,7 +24,7 @@ import { stringify } from "yaml";
 import { buildKubeRouter, kubernetesVersion } from "../../e2e/harness/build.ts";
 import { chosenEngine, parseEngine } from "../../support/engines.ts";
 import { environmentPrograms, hasHostAccess, startEnvironment } from "./environment.ts";
-import { pushImages, repositoryList, suitePrograms } from "./images.ts";
+import { pushImages, repositoryList, suitePrograms, untaggedPrograms } from "./images.ts";
 import { fetchGuestPackages, startIncusEnvironment } from "./incus-environment.ts";
 import { isInside, runInside, setUp } from "./namespaces.ts";
 import { complete, fromMarkdown, merge, resultsOf, toMarkdown, type Result } from "./report.ts";
@@ -49,7 +49,7 @@ const { values: options } = parseArgs({
 });
 const SUITE_FILE = "specs.json";
 /** What a table takes a host to have, that names what is not left out by design. */
-const ANY_HOST = { dummyLinks: true, oomScores: true, sctp: true, selinux: true };
+const ANY_HOST = { dummyLinks: true, oomScores: true, sctp: true, selinux: true, nfs: true };
 const engine = options.engine === "incus" ? "incus" : parseEngine(options.engine);
 const hostAccess = engine !== "incus" && hasHostAccess(engine);
 /** Where `--within` looks up how long a test takes, whatever the engine: the whole suite is run on engine oci. */
@@ -68,8 +68,8 @@ if (options.table) {
   process.exitCode = await main();
 } else {
   const ofEngine = engine === "incus" ? [fetchGuestPackages] : [];
-  const ofPolicies = networkPolicies ? [buildKubeRouter] : [];
-  process.exitCode = await runInside([...environmentPrograms, ...suitePrograms, ...ofEngine, ...ofPolicies]);
+  const besides = [...(networkPolicies ? [buildKubeRouter] : []), ...(untagged ? untaggedPrograms : [])];
+  process.exitCode = await runInside([...environmentPrograms, ...suitePrograms, ...ofEngine, ...besides]);
 }
 
 async function main(): Promise<number> {
@@ -86,7 +86,7 @@ async function main(): Promise<number> {
   console.log(`control plane, backend and agents log to ${environment.cluster.sandbox.dir}`);
   const repositories = join(reportDir, "repositories.yaml");
   await writeFile(repositories, stringify(repositoryList(environment.registry.host)));
-  const images = await pushImages(environment.registry, await listImages(repositories));
+  const images = await pushImages(environment.registry, await listImages(repositories), { untagged });
   console.log(`images: ${images.join(", ")}`);
 
   const wanted = specs.filter((spec) => leftOut(spec, host) === undefined);

@@ -151,6 +151,8 @@ export interface HostFacts {
   /** The kernel speaks SCTP. */
   sctp: boolean;
   selinux: boolean;
+  /** The kernel mounts file systems of NFS servers. */
+  nfs: boolean;
   /** The engine gives pods the host's network and files, where its owner lets it. */
   hostAccess: boolean;
 }
@@ -225,6 +227,29 @@ const LEFT_OUT: readonly { pattern: RegExp; fact?: keyof HostFacts; reason: stri
   {
     pattern: /\[Feature:LocalhostNodePorts\]/,
     reason: "asks for what kube-proxy does in mode iptables alone: here it is in mode nftables",
+  },
+  {
+    pattern: /Internet connection for containers/,
+    reason: "asks for servers of the Internet, which is not there where the tests run",
+  },
+  {
+    pattern: /should proxy logs on node/,
+    reason:
+      "asks for the log folder of the node's host, which a kubelet serves unless it is told not to: the agent is not on the host of its machines",
+  },
+  {
+    pattern: /Mount propagation should propagate mounts within defined scopes/,
+    reason: "looks for the process of a kubelet on the host of the node, to see what is mounted there",
+  },
+  {
+    pattern:
+      /local terminating endpoints when there are no ready endpoints with (external|internal)TrafficPolicy=Local|fail health check node port if there are only terminating|service endpoints using hostNetwork/,
+    reason: "wants the nodes to be hosts of their own: here both are one, with one kube-proxy",
+  },
+  {
+    pattern: /PersistentVolumes NFS/,
+    fact: "nfs",
+    reason: "mounts file systems of an NFS server, which the kernel of this host does not (CONFIG_NFS_FS)",
   },
   {
     pattern: /image credentials fetched from external credential provider/,

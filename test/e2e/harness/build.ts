@@ -125,6 +125,17 @@ export function buildNonewprivs(): Promise<string> {
   });
 }
 
+/** A server that sends what a client's conntrack takes for invalid, of a regression test of kube-proxy's. */
+export function buildRegression74839(): Promise<string> {
+  return buildGo({
+    name: "regression-issue-74839",
+    module: kubernetesModule,
+    sources: [],
+    args: ["build", "-trimpath", "-ldflags", "-s -w"],
+    target: "k8s.io/kubernetes/test/images/regression-issue-74839",
+  });
+}
+
 /** Kubernetes' own device plugin, of the suite's tests: two devices of `example.com/resource`, each a file of the host. */
 export function buildSampleDevicePlugin(): Promise<string> {
   return buildGo({

@@ -1,5 +1,15 @@
 /** Machines with access to this host: who has it, and what it is, on each engine that has it. */
-import { existsSync, mkdirSync, mkdtempSync, readFileSync, readlinkSync, rmSync, writeFileSync } from "node:fs";
+import {
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  readlinkSync,
+  rmSync,
+  statSync,
+  writeFileSync,
+} from "node:fs";
 import { createServer } from "node:http";
 import type { AddressInfo } from "node:net";
 import { hostname, tmpdir } from "node:os";
@@ -83,6 +93,32 @@ export function hostAccessTests(bench: Bench): void {
       containers: [bench.shell("a", "true")],
     });
     await expect(asked).rejects.toMatchObject({ code: "invalid", field: "security.sysctls" });
+  });
+
+  test("a folder of it becomes the machine's group's where that is asked for, and stays as it is otherwise", async () => {
+    const path = join(folder, "grouped");
+    mkdirSync(path);
+    writeFileSync(join(path, "file"), "", { mode: 0o600 });
+    const security = { fs_group: 4321 };
+    const script = "stat -c %g:%a /v /v/file";
+    const before = await says(script, { security, volumes: hosts(path, "Directory") }, { mounts });
+    expect(before).toEqual(["0:755", "0:600"]);
+    const volumes = hosts(path, "Directory").map((each) => ({ ...each, fs_group: true }) as Volume);
+    expect(await says(script, { security, volumes }, { mounts })).toEqual(["4321:2775", "4321:660"]);
+  });
+
+  test("a block device of it is a container's", async () => {
+    const name = readdirSync("/dev").find((each) => statSync(join("/dev", each)).isBlockDevice())!;
+    const devices = [{ volume: "v", path: "/dev/own" }];
+    const script = "test -b /dev/own && ls -l /dev/own | cut -c 1";
+    expect(await says(script, { volumes: hosts(join("/dev", name), "BlockDevice") }, { devices })).toEqual(["b"]);
+    const id = await bench.create({
+      labels,
+      volumes: hosts("/dev/null", "BlockDevice"),
+      containers: [bench.shell("a", "true", { devices })],
+    });
+    const message = "hostPath type check failed: /dev/null is not a block device";
+    await bench.until(async () => expect(await bench.container(id, "a")).toMatchObject({ state: "waiting", message }));
   });
 
   test("its namespaces are the container's, one by one", async () => {

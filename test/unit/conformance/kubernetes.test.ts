@@ -37,7 +37,7 @@ function specReport(over: Partial<SpecReport> = {}): SpecReport {
   };
 }
 
-const HOST = { dummyLinks: true, oomScores: true, sctp: true, selinux: true, hostAccess: true };
+const HOST = { dummyLinks: true, oomScores: true, sctp: true, selinux: true, nfs: true, hostAccess: true };
 
 const spec = selectSpecs([{ SpecReports: [specReport()] }])[0]!;
 const result: Result = {

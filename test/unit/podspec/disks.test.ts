@@ -35,6 +35,7 @@ describe("a pod's persistent volume", () => {
   /** By machines that an earlier agent has asked for. */
   let held: readonly string[];
   let disks: PodDisks;
+  let offered: readonly string[];
   /** The API server's, by path. */
   let objects: Record<string, unknown>;
 
@@ -42,6 +43,7 @@ describe("a pod's persistent volume", () => {
     kube = new FakeKube();
     clock = new VirtualClock();
     [changed, claimed, released, isTold, held] = [[], [], [], true, []];
+    offered = ["volumes.persistent"];
     objects = {
       [CLAIM]: {
         metadata: { uid: "claim-uid", name: "data-web-0" },
@@ -67,6 +69,7 @@ describe("a pod's persistent volume", () => {
         release: (uid) => void released.push(uid),
       },
       tokens: { issueOne: () => Promise.reject(new Error("no tokens are issued here")) },
+      offers: (capability) => offered.includes(capability),
       clock,
       random: () => 0,
       onChange: (uid) => void changed.push(uid),
@@ -127,6 +130,51 @@ describe("a pod's persistent volume", () => {
     expect(claimed).toEqual([]);
     held = [];
     expect(await read()).toMatchObject({ kind: "found" });
+  });
+
+  describe("that is a path of a node", () => {
+    const hosts = (spec: object) => {
+      objects[VOLUME] = { metadata: { name: "pv-1" }, spec: { ...SPEC, csi: undefined, ...spec } };
+    };
+    beforeEach(() => void (offered = ["volumes.host"]));
+
+    test("is had at once, and a local one becomes the pod's group's", async () => {
+      hosts({ local: { path: "/mnt/disk" } });
+      const disk = { type: "host", path: "/mnt/disk", path_type: "Directory", fs_group: true };
+      expect(await read()).toEqual({ kind: "found", disk });
+      expect(asked()).toEqual([CLAIM, VOLUME]);
+    });
+
+    test("is had as its type says, as it is", async () => {
+      hosts({ hostPath: { path: "/data", type: "DirectoryOrCreate" } });
+      const disk = { type: "host", path: "/data", path_type: "DirectoryOrCreate" };
+      expect(await read()).toEqual({ kind: "found", disk });
+    });
+
+    test("is had as a block device", async () => {
+      hosts({ local: { path: "/dev/sdz" }, volumeMode: "Block" });
+      const pod = podOf(undefined, { volumeMounts: [], volumeDevices: [{ name: "data", devicePath: "/dev/x" }] });
+      expect(await read(pod)).toEqual({
+        kind: "found",
+        disk: { type: "host", path: "/dev/sdz", path_type: "BlockDevice" },
+      });
+    });
+
+    test("is read-only for a pod that claims it so", async () => {
+      hosts({ local: { path: "/mnt/disk" } });
+      const pod = podOf({ persistentVolumeClaim: { claimName: "data-web-0", readOnly: true } });
+      expect(await read(pod)).toEqual({
+        kind: "found",
+        isReadOnly: true,
+        disk: { type: "host", path: "/mnt/disk", path_type: "Directory" },
+      });
+    });
+
+    test("is held for a pod that may have no path of the backend's host", async () => {
+      offered = [];
+      hosts({ local: { path: "/etc" } });
+      expect(await read()).toMatchObject({ kind: "waiting", message: expect.stringContaining("engine.host") });
+    });
   });
 
   test("for a node is claimed for a second pod of it", async () => {

@@ -1,6 +1,6 @@
 /** A volume's files for a pod's group, as a kubelet gives them to it (pkg/volume/volume_linux.go). */
 import { statSync } from "node:fs";
-import { findTool, run } from "../host/command.ts";
+import { findTool, run } from "./command.ts";
 
 /** Read and written by its owner and its group, and what is made in it is the group's, too. */
 const FOLDER_BITS = 0o2770;
