@@ -126,13 +126,34 @@ async function start(
     });
   const incus = (...words: string[]) => ask("one", words);
   const members = new Map<Member, ManagedProcess>();
+  /** Those that are to end. */
+  const ending = new WeakSet<ManagedProcess>();
+  // As its unit does (Restart=on-failure): incusd 6.0.4 panics at times where somebody comes to an operation that has
+  // just ended.
+  const keep = (member: Member) => {
+    const daemonOf = spawn(member);
+    members.set(member, daemonOf);
+    void daemonOf.exited.then(() => {
+      if (ending.has(daemonOf)) return;
+      console.warn(`incusd of member ${member} has ended by itself, and is started again: see ${daemonOf.logFile}`);
+      keep(member);
+    });
+  };
+  const kill = async (member: Member) => {
+    const daemonOf = members.get(member)!;
+    ending.add(daemonOf);
+    await daemonOf.kill("SIGKILL");
+  };
   const startMember = async (member: Member) => {
-    members.set(member, spawn(member));
+    keep(member);
     await waitFor({ what: "Incus to answer" }, () => ask(member, ["query", "/1.0"]));
   };
   begun.defer(() => unmountAll(folder));
   begun.defer(async () => {
-    for (const member of members.values()) await member.stop(20_000);
+    for (const member of members.values()) {
+      ending.add(member);
+      await member.stop(20_000);
+    }
   });
   for (const member of ["one", "two"] as const) {
     await mkdir(folders[member]);
@@ -201,7 +222,7 @@ async function start(
     address: host.near,
     incus,
     instances,
-    kill: (member) => members.get(member)!.kill("SIGKILL"),
+    kill,
     async restore(member) {
       const path = `/1.0/cluster/members/${member}`;
       await waitFor({ what: `member ${member} to be restored`, timeoutMs: 120_000 }, () => {
@@ -212,7 +233,7 @@ async function start(
       });
     },
     async restart(member) {
-      await members.get(member)!.kill("SIGKILL");
+      await kill(member);
       await startMember(member);
     },
   };

@@ -1,5 +1,14 @@
 /** Whether the rules that nft was told are still in place: other programs flush what they find. */
+import { readFileIfExists } from "../host/files.ts";
 import { runSoon } from "./tools.ts";
+
+/** Whether the kernel has this host's rules judge also what goes from one port of the bridge to another. */
+export async function seesBridgedPackets(bridge: string): Promise<boolean> {
+  const switches = ["/proc/sys/net/bridge/bridge-nf-call-iptables", `/sys/class/net/${bridge}/bridge/nf_call_iptables`];
+  // The first is not there before the module br_netfilter is, and says it for all bridges.
+  const values = await Promise.all(switches.map(async (path) => (await readFileIfExists(path))?.trim()));
+  return values.includes("1");
+}
 
 /** Chain (`inet vmlet_vmlet0 forward`) -> how many rules it has. */
 type RuleCounts = ReadonlyMap<string, number>;

@@ -20,13 +20,13 @@ import { lockFile } from "../host/lock.ts";
 import { isMissing, readFileIfExists } from "../host/files.ts";
 import { forgetConnections } from "./connections.ts";
 import { PortForwards } from "./forwards.ts";
-import { missingChain } from "./in-place.ts";
+import { missingChain, seesBridgedPackets } from "./in-place.ts";
 import { Ipam, type Subnet } from "./ipam.ts";
 import { ip, isLink, nameLink } from "./links.ts";
 import { NetworkNames } from "./names.ts";
 import { BridgeRange, DEFAULT_CIDR, OF_THE_NODE } from "./range.ts";
 import { RangeMoves } from "./range-moves.ts";
-import { networkRules } from "./rules.ts";
+import { hairpinRule, networkRules } from "./rules.ts";
 import { forgetSender, holdSender } from "./sender-rules.ts";
 import { sameTwice, whileSteady } from "./steady.ts";
 import { runSoon } from "./tools.ts";
@@ -424,13 +424,14 @@ export class HostNetwork {
     const senders = await Promise.all(
       (await this.#attached()).map(async (attachment) => {
         const mac = (await adoptedMac(attachment.link)) || attachment.mac;
-        return holdSender(this.#names.table, { ...attachment, mac });
+        return admission(this.#names.table, { ...attachment, mac });
       }),
     );
     const { cidr } = this.range.inUse;
     const { outbound = "allow", denyCidrs = DEFAULT_DENIED, podCidrs = [], openHostPorts = [] } = this.#options;
     const { table, bridge: bridgeName } = this.#names;
-    const rules = networkRules({ table, bridgeName, cidr, outbound, denyCidrs, podCidrs, openHostPorts });
+    const seesBridged = await seesBridgedPackets(bridgeName);
+    const rules = networkRules({ table, bridgeName, cidr, outbound, denyCidrs, podCidrs, openHostPorts, seesBridged });
     return rules + senders.join("");
   }
 
@@ -454,7 +455,7 @@ export class HostNetwork {
   }
 
   async #admit(attachment: Attachment): Promise<void> {
-    await this.#onRules(nft(holdSender(this.#names.table, attachment)));
+    await this.#onRules(nft(admission(this.#names.table, attachment)));
   }
 
   /** For work that needs the rules. When they are gone, the next attempt makes them again. */
@@ -487,6 +488,9 @@ export class HostNetwork {
     };
   }
 }
+
+const admission = (table: string, attachment: Attachment) =>
+  holdSender(table, attachment) + hairpinRule(table, attachment.address);
 
 /** A locally administered address made of the IPv4 address. */
 function macOf(address: string): string {

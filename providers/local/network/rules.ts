@@ -15,11 +15,16 @@ interface NetworkRules {
   /** Of machines on other hosts. */
   podCidrs: readonly string[];
   openHostPorts: readonly number[];
+  /** Rules of this host see what machines send each other over the bridge (br_netfilter). */
+  seesBridged: boolean;
 }
+
+/** Pairs of a machine's address with itself. */
+const HAIRPINS = "hairpins";
 
 /** Replaces the rules in one transaction; sets and maps keep their elements. @returns a script for `nft -f` */
 export function networkRules(wanted: NetworkRules): string {
-  const { table, bridgeName, cidr, outbound, denyCidrs, podCidrs, openHostPorts } = wanted;
+  const { table, bridgeName, cidr, outbound, denyCidrs, podCidrs, openHostPorts, seesBridged } = wanted;
   const bridge = `"${bridgeName}"`;
   const ports = `{ ${openHostPorts.join(", ")} }`;
   const denied = denyCidrs.map((denyCidr) => `iifname ${bridge} ip daddr ${denyCidr} drop`);
@@ -63,7 +68,10 @@ export function networkRules(wanted: NetworkRules): string {
         // Between pods there is no other address than a pod's own.
         ...podCidrs.map((podCidr) => `ip saddr ${cidr} ip daddr ${podCidr} oifname != ${bridge} accept`),
         `ip saddr ${cidr} oifname != ${bridge} masquerade`,
-        `ip saddr ${cidr} ip daddr ${cidr} oifname ${bridge} ct status dnat masquerade`,
+        `oifname ${bridge} ip saddr . ip daddr @${HAIRPINS} ct status dnat masquerade`,
+        // An answer to what was sent to another address has to come back through these rules. Where they see what is
+        // bridged it does so by itself, and a machine is told whose call it is.
+        ...(seesBridged ? [] : [`ip saddr ${cidr} ip daddr ${cidr} oifname ${bridge} ct status dnat masquerade`]),
         `ip saddr 127.0.0.0/8 oifname ${bridge} masquerade`,
       ],
     ],
@@ -74,6 +82,7 @@ export function networkRules(wanted: NetworkRules): string {
     `delete table bridge ${table}`,
     senderTable(table).trim(),
     `add table inet ${table}`,
+    `add set inet ${table} ${HAIRPINS} { type ipv4_addr . ipv4_addr; }`,
     ...HOST_PORT_MAPS.map(
       (map) => `add map inet ${table} ${map} { type ${KEYS[map].type} : ipv4_addr . inet_service; }`,
     ),
@@ -83,6 +92,11 @@ export function networkRules(wanted: NetworkRules): string {
     lines.push(...rules.map((rule) => `add rule ${family} ${table} ${name} ${rule}`));
   }
   return `${lines.join("\n")}\n`;
+}
+
+/** A machine may call itself by another address. It stays when the machine goes: it is as true of the next one. */
+export function hairpinRule(table: string, address: string): string {
+  return `add element inet ${table} ${HAIRPINS} { ${address} . ${address} }\n`;
 }
 
 /** Of ports of one address alone, and of ports of all: which of them is asked first. */

@@ -256,6 +256,8 @@ export class PodDisks {
       this.#notHere(pod, name, spec) ??
       modeProblem(pod, volume.name, spec?.volumeMode ?? "Filesystem");
     if (problem !== undefined) return failure(problem);
+    const path = pathOnHost(spec);
+    if (path !== undefined && !ON_HOST.test(path)) return failure(`PV ${name} has the path "${path}", which is none`);
     if (spec?.csi) return await this.#attachable(pod, { name, spec, csi: spec.csi, claim, volume }, signal);
     return success(hostDisk(name, spec!, claim, volume));
   }
@@ -263,7 +265,8 @@ export class PodDisks {
   /** Why no pod of the kind of this one has such a volume on this node. */
   #notHere(pod: Pod, name: string, spec: VolumeSpec): string | undefined {
     const { csi } = spec ?? {};
-    if (isOfHost(spec)) return this.#offers("volumes.host", pod) ? undefined : `PV ${name} ${NOT_OF_HOST}`;
+    if (pathOnHost(spec) !== undefined)
+      return this.#offers("volumes.host", pod) ? undefined : `PV ${name} ${NOT_OF_HOST}`;
     const capability = csi?.driver === CSI_DRIVER ? "volumes.persistent" : "volumes.csi_persistent";
     return csi && this.#offers(capability, pod) ? undefined : `PV ${name} ${notOurs(csi)}`;
   }
@@ -369,7 +372,10 @@ const isOnePods = (spec: VolumeSpec): boolean => spec?.accessModes?.includes("Re
 const NOT_OF_HOST =
   "is a path of a node's own: this node's backend gives none to pods of this namespace (its engine.host names those that may have them)";
 
-const isOfHost = (spec: VolumeSpec): boolean => spec?.local !== undefined || spec?.hostPath !== undefined;
+/** As the Machine API has them. */
+const ON_HOST = /^\/(?!(.*\/)?\.\.(\/|$)).{0,4095}$/;
+
+const pathOnHost = (spec: VolumeSpec): string | undefined => (spec?.local ?? spec?.hostPath)?.path;
 
 /** Nobody attaches it: kubelet, the plugins `local`, whose files become the pod's group's, and `hostPath`. */
 function hostDisk(name: string, spec: NonNullable<VolumeSpec>, claim: PersistentVolumeClaim, volume: PodVolume): Bound {
@@ -380,7 +386,7 @@ function hostDisk(name: string, spec: NonNullable<VolumeSpec>, claim: Persistent
   const isReadOnly = volume.persistentVolumeClaim?.readOnly === true;
   const disk: Omit<HostVolume, "name"> = {
     type: "host",
-    path: local?.path ?? hostPath?.path ?? "",
+    path: pathOnHost(spec)!,
     ...(type && { path_type: type }),
     ...(local && volumeMode !== "Block" && !isReadOnly && { fs_group: true }),
   };

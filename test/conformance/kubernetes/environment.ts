@@ -223,10 +223,10 @@ async function startKubeProxy({ sandbox, userKubeconfig }: Cluster, cidr: string
     `--hostname-override=${nodeNames[0]}`,
     // It is the other node's as well.
     `--nodeport-addresses=${hostAddresses.map((address) => `${address}/32`).join(",")}`,
-    // Zero: leave the host's limits of connection tracking alone.
+    // Zero: leave the host's limits of connection tracking alone. The last is this network's own.
     "--conntrack-max-per-core=0",
     "--conntrack-tcp-timeout-established=0",
-    "--conntrack-tcp-timeout-close-wait=0",
+    "--conntrack-tcp-timeout-close-wait=1h",
   ]);
 }
 

@@ -159,9 +159,9 @@ async function agnhostImage(
       { path: "localhost.key", content: await readFile(join(porter, "localhost.key")) },
       ...folders(parentsOf(served.map(({ path }) => path))),
       ...served,
-      ...(await hostPrograms(["bash", "curl", "ss", "ipcs", "getent", "printenv", ...networkPrograms])),
+      ...(await hostPrograms(["bash", "nsenter", "curl", "ss", "ipcs", "getent", "printenv", ...networkPrograms])),
       // The image's own shell runs the programs beside it. Debian's busybox has applets of their names in itself, and
-      // `nc` there knows no `-t`.
+      // `nc` there knows no `-t`; its `nsenter` runs its own `sh` and `losetup` in place of the host's.
       { path: "bin/sh", type: "symlink", link: "/usr/bin/bash" },
       ...extra,
     ],

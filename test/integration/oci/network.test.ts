@@ -1,6 +1,6 @@
 import { spawn } from "node:child_process";
 import { once } from "node:events";
-import { existsSync } from "node:fs";
+import { existsSync, readFileSync } from "node:fs";
 import { mkdtemp, readdir, writeFile } from "node:fs/promises";
 import { createSocket } from "node:dgram";
 import { connect, createServer } from "node:net";
@@ -183,6 +183,35 @@ describe.skipIf(missing !== undefined)("machine network", () => {
     abort.abort();
     await serving;
     await outside.remove();
+  });
+
+  test("a machine is told whose call it is, where this host's rules see what is bridged, and answers everywhere", async () => {
+    const abort = new AbortController();
+    const machine = await network.attachNamespace("a");
+    const client = await network.attachNamespace("b");
+    const script = `require("net").createServer(s=>s.on("error",()=>{}).end(s.remoteAddress)).listen(8080,"0.0.0.0")`;
+    const serving = run("nsenter", [`--net=${machine.netns}`, process.execPath, "-e", script], {
+      signal: abort.signal,
+    });
+    const ended = serving.catch(() => undefined);
+    await network.openHostPorts("a", [{ port: 8080, protocol: "tcp", host_port: 23_124 }]);
+    await expect.poll(() => reaches(machine, "127.0.0.1", 8080), { timeout: 5000 }).toBe(true);
+    const seenFrom = async ({ netns, gateway }: Attachment) => {
+      const call = `require("net").connect(23124,"${gateway}").on("data",d=>process.stdout.write(d)).setTimeout(3000,()=>process.exit(1))`;
+      return (await run("nsenter", [`--net=${netns}`, process.execPath, "-e", call])).stdout.toString();
+    };
+    const seesBridged = async (value: 0 | 1) => {
+      await run("ip", ["link", "set", options.bridge!, "type", "bridge", "nf_call_iptables", String(value)]);
+      await network.heal();
+    };
+    await seesBridged(1);
+    expect(await seenFrom(client)).toBe(client.address);
+    expect(await seenFrom(machine)).toBe(machine.gateway);
+    await seesBridged(0);
+    const isSeenAnyway = readFileSync("/proc/sys/net/bridge/bridge-nf-call-iptables", "utf8").trim() === "1";
+    expect(await seenFrom(client)).toBe(isSeenAnyway ? client.address : client.gateway);
+    abort.abort();
+    await ended;
   });
 
   test("ports of one address lead to the machine that has that one, from this host and from loopback", async () => {

@@ -170,6 +170,11 @@ describe("a pod's persistent volume", () => {
       });
     });
 
+    test.each(["", "data", "/a/../b"])("is held while its path is none: %j", async (path) => {
+      hosts({ local: { path } });
+      expect(await read()).toMatchObject({ kind: "waiting", message: expect.stringContaining("which is none") });
+    });
+
     test("is held for a pod that may have no path of the backend's host", async () => {
       offered = [];
       hosts({ local: { path: "/etc" } });
