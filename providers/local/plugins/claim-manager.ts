@@ -34,10 +34,14 @@ const MAX_DRIVERS = 64;
 const MAX_PLUGINS = 8;
 /** After the end of a plugin's reports. */
 const REPORT_RETRY_MS = 5_000;
+/** A kubelet hears of it at once; nothing is done about it for half a minute, either. */
+const LOOK_EVERY_MS = 5_000;
 
 interface Registered {
   socket: string;
   api: DraPlugin;
+  /** One that was killed leaves its socket, by which it is registered still. */
+  isThere: boolean;
 }
 
 export class ClaimManager implements ClaimSource {
@@ -58,9 +62,9 @@ export class ClaimManager implements ClaimSource {
 
   // --- plugins ---
 
-  /** Those of which a plugin is registered. */
+  /** Those of which a plugin is registered, and there. */
   drivers(): string[] {
-    return [...this.#drivers.keys()];
+    return [...this.#drivers].flatMap(([driver, plugins]) => (plugins.some(({ isThere }) => isThere) ? [driver] : []));
   }
 
   /**
@@ -75,12 +79,13 @@ export class ClaimManager implements ClaimSource {
       throw new Error(`there are ${MAX_DRIVERS} DRA drivers already`);
     if (known.some((each) => each.socket === socket))
       throw new Error(`endpoint ${socket} already registered for DRA driver plugin ${driver}`);
-    const registered: Registered = { socket, api: this.#options.connect(socket) };
+    const registered: Registered = { socket, api: this.#options.connect(socket), isThere: true };
     // One that was killed has left its socket, and so would stay here: the oldest make room.
     for (const { api } of known.slice(0, 1 - MAX_PLUGINS)) api.close();
     this.#drivers.set(driver, [...known.slice(1 - MAX_PLUGINS), registered]);
     this.#options.logger.info({ driver, socket }, "A DRA driver's plugin has registered");
     if (tellsHealth) void this.#listen(driver, registered);
+    void this.#lookAfter(driver, registered);
     return () => this.#unregister(driver, registered);
   }
 
@@ -96,10 +101,29 @@ export class ClaimManager implements ClaimSource {
     this.#options.logger.info({ driver, socket: registered.socket }, "A DRA driver's plugin has gone");
   }
 
+  /** kubelet: dra/plugin/dra_plugin_manager.go, monitoredPlugin. */
+  async #lookAfter(driver: string, registered: Registered): Promise<void> {
+    const { clock, logger } = this.#options;
+    const { socket, api } = registered;
+    for (;;) {
+      await pause(clock, LOOK_EVERY_MS, this.#closing.signal);
+      if (!this.#isKnown(driver, registered)) return;
+      const isThere = await api.isThere();
+      if (isThere === registered.isThere || !this.#isKnown(driver, registered)) continue;
+      registered.isThere = isThere;
+      if (isThere) logger.info({ driver, socket }, "A DRA driver's plugin answers again");
+      else logger.warn({ driver, socket }, "A DRA driver's plugin does not answer any more");
+    }
+  }
+
+  #isKnown(driver: string, registered: Registered): boolean {
+    return !this.#closing.signal.aborted && (this.#drivers.get(driver) ?? []).includes(registered);
+  }
+
   /** Has its reports for as long as it is the driver's. */
   async #listen(driver: string, registered: Registered): Promise<void> {
     const { clock, logger } = this.#options;
-    const isKnown = () => !this.#closing.signal.aborted && (this.#drivers.get(driver) ?? []).includes(registered);
+    const isKnown = () => this.#isKnown(driver, registered);
     while (isKnown()) {
       try {
         await registered.api.watchHealth((report) => {
@@ -191,9 +215,10 @@ export class ClaimManager implements ClaimSource {
     }
   }
 
-  /** The newest one. @throws Error when the driver has none */
+  /** The newest one that is there, else the newest. @throws Error when the driver has none */
   #plugin(driver: string): DraPlugin {
-    const newest = this.#drivers.get(driver)?.at(-1);
+    const plugins = this.#drivers.get(driver) ?? [];
+    const newest = plugins.findLast(({ isThere }) => isThere) ?? plugins.at(-1);
     if (newest === undefined) throw new Error(`DRA driver ${driver} is not registered`);
     return newest.api;
   }

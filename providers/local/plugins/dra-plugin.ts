@@ -21,6 +21,8 @@ export interface DraPlugin {
   unprepare(claims: readonly ClaimName[], signal: AbortSignal): Promise<Readonly<Record<string, { error: string }>>>;
   /** Calls `onReport` for each list of its devices with their health. Resolves or rejects at the end of the stream. */
   watchHealth(onReport: (report: HealthReport) => void): Promise<void>;
+  /** Whether it can be spoken to now; one that does not answer at all has not gone. Never rejects. */
+  isThere(): Promise<boolean>;
   /** Ends all calls that are under way. */
   close(): void;
 }
@@ -50,6 +52,7 @@ export function connectDraPlugin(socket: string): DraPlugin {
       for await (const report of health.nodeWatchResources({}, { timeoutMs: 0, signal: closed.signal }))
         onReport(report);
     },
+    isThere: async () => (await sessionManager.connect()) !== "error",
     close() {
       closed.abort(new Error("the plugin is not asked any more"));
       sessionManager.abort();

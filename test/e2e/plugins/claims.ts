@@ -134,14 +134,16 @@ export const claimSteps: Steps<World> = {
     await gone(world);
   },
 
-  "a driver that has gone takes its devices with it, and is back with them": async (world) => {
-    await stopPlugin(world.driver);
-    await waitFor({ what: "the driver's slices to be removed", timeoutMs: READY_MS }, async () => {
-      const slices = await slicesOf(world);
-      must(slices.length === 0, slices);
-    });
-    startPlugin(world, world.driver);
-    await published(world);
+  "a driver that has gone, or was killed, takes its devices with it, and is back with them": async (world) => {
+    for (const end of [stopPlugin, killPlugin]) {
+      await end(world.driver);
+      await waitFor({ what: "the driver's slices to be removed", timeoutMs: READY_MS }, async () => {
+        const slices = await slicesOf(world);
+        must(slices.length === 0, slices);
+      });
+      startPlugin(world, world.driver);
+      await published(world);
+    }
   },
 };
 

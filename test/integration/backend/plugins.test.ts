@@ -398,6 +398,14 @@ describe("a driver's plugin in the registry", () => {
     expect(driver.asked).toEqual(["prepare ns/gpu u1"]);
   });
 
+  test("that was killed is told of no more, though its socket is there", async () => {
+    await driver.listen(socket);
+    await isTaken(driver);
+    expect(claims.drivers()).toEqual(["gpu.example.com"]);
+    driver.die();
+    await vi.waitFor(() => expect(claims.drivers()).toEqual([]), { timeout: 10_000 });
+  });
+
   test("that has gone is not registered any more", async () => {
     await driver.listen(socket);
     await isTaken(driver);

@@ -28,6 +28,8 @@ class FakeDriver implements DraPlugin {
   unpreparing: Promise<void> = Promise.resolve();
   devices: object[] | undefined;
   skips = false;
+  /** It was killed, and its socket is there still. */
+  isKilled = false;
 
   async prepare(claims: readonly { uid: string }[]) {
     const answers: Awaited<ReturnType<DraPlugin["prepare"]>> = {};
@@ -68,6 +70,8 @@ class FakeDriver implements DraPlugin {
     }));
     this.#report(create(NodeWatchResourcesResponseSchema, { devices: reported }));
   }
+
+  isThere = () => Promise.resolve(!this.isKilled);
 
   close(): void {}
 }
@@ -374,6 +378,30 @@ describe("a driver", () => {
     for (let i = 0; i < 20; i++) world.claims.register(DRIVER, `/run/${i}.sock`);
     await world.create(claiming());
     expect(newest.asked).toEqual(["prepare u1"]);
+  });
+
+  test("whose plugin was killed is told of no more until it is back, also at the same socket", async () => {
+    const { world, driver } = await worldWith(DRIVER);
+    driver.isKilled = true;
+    await world.advance(5_000);
+    expect(world.claims.drivers()).toEqual([]);
+    driver.isKilled = false;
+    await world.advance(5_000);
+    expect(world.claims.drivers()).toEqual([DRIVER]);
+  });
+
+  test("has the plugin asked that is there, in place of a newer one that was killed", async () => {
+    const [old, next] = [new FakeDriver(), new FakeDriver()];
+    const world = await World.create((made) => {
+      made.plugins = { connectDra: (socket) => (socket === "/run/old.sock" ? old : next) };
+    });
+    world.claims.register(DRIVER, "/run/old.sock");
+    world.claims.register(DRIVER, "/run/next.sock");
+    next.isKilled = true;
+    await world.advance(5_000);
+    expect(world.claims.drivers()).toEqual([DRIVER]);
+    await world.create(claiming());
+    expect([next.asked, old.asked]).toEqual([[], ["prepare u1"]]);
   });
 
   test("has no second plugin at one socket", async () => {
