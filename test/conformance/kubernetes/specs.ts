@@ -243,11 +243,11 @@ const LEFT_OUT: readonly { pattern: RegExp; fact?: keyof HostFacts; reason: stri
   },
   {
     pattern:
-      /local terminating endpoints when there are no ready endpoints with (external|internal)TrafficPolicy=Local|fail health check node port if there are only terminating|service endpoints using hostNetwork|internalTrafficPolicy=Local/,
+      /local terminating endpoints when there are no ready endpoints with (external|internal)TrafficPolicy=Local|fail health check node port if there are only terminating|service endpoints using hostNetwork|internalTrafficPolicy=Local|externalTrafficPolicy=Local for type=NodePort/,
     reason: "wants the nodes to be hosts of their own: here both are one, with one kube-proxy",
   },
   {
-    pattern: /PersistentVolumes NFS/,
+    pattern: /PersistentVolumes NFS|should let an external dynamic provisioner/,
     fact: "nfs",
     reason: "mounts file systems of an NFS server, which the kernel of this host does not (CONFIG_NFS_FS)",
   },
