@@ -317,17 +317,19 @@ class CriSandbox implements Sandbox {
   }
 
   /** Instances before this one whose end has been told; and what a call that was cut short has left of this one. */
-  async #removeEnded({ name, attempt }: ContainerLaunch): Promise<void> {
+  async #removeEnded({ name, attempt, id: instance }: ContainerLaunch): Promise<void> {
     const { client } = this.#context;
     const labelSelector = { ...machineLabels(this.#context, this.#home.id), [LABEL_CONTAINER]: name };
     const { containers } = await client.runtime.listContainers(
       { filter: { labelSelector } },
       client.within(QUICK_CALL_MS, this.#signal),
     );
-    for (const { id, state, metadata } of containers) {
+    for (const { id, state, metadata, labels } of containers) {
       const isUnused =
         state === ContainerState.CONTAINER_EXITED ||
-        (state === ContainerState.CONTAINER_CREATED && metadata?.attempt === attempt);
+        (state === ContainerState.CONTAINER_CREATED && metadata?.attempt === attempt) ||
+        // A runtime that was killed as it made it knows no more of it: nobody has started what is to be launched.
+        (state === ContainerState.CONTAINER_UNKNOWN && labels[LABEL_INSTANCE] === instance);
       if (isUnused) await unlessGone(client.runtime.removeContainer({ containerId: id }, client.within()));
     }
   }
