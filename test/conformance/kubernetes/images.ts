@@ -152,6 +152,8 @@ async function agnhostImage(
         ["user-defined-in-image:x:1000:", "group-defined-in-image:x:50000:user-defined-in-image"],
       ),
       { path: "uploads", type: "directory", mode: 0o755 },
+      { path: "var", type: "directory", mode: 0o755 },
+      { path: "var/tmp", type: "directory", mode: 0o1777 },
       { path: "agnhost", content: await readFile(await buildAgnhost()), mode: 0o755 },
       { path: "coredns", content: await readFile(await buildHostsDns()), mode: 0o755 },
       { path: "agnhost-2", type: "symlink", link: "agnhost" },
