@@ -63,7 +63,10 @@ export class VolumesInUse {
     this.#options = options;
   }
 
-  /** @returns whether the Node says so already; if not, `onTold` will be called */
+  /**
+   * @param names the Node is told of those of CSI drivers alone, as a kubelet tells of what is attached
+   * @returns whether the Node says so already; if not, `onTold` will be called
+   */
   claim(podUid: string, names: readonly string[]): boolean {
     this.#claimed.set(podUid, names);
     for (const name of names) this.#cleared.delete(name);
@@ -116,9 +119,8 @@ export class VolumesInUse {
   /** What the Node is to say. Entries of what is no CSI driver's are left alone. */
   wanted(node: Node): string[] {
     const written = node.status?.volumesInUse ?? [];
-    const isOurs = (name: string) => csiVolumeOf(name) !== undefined;
     const known = new Set([...written, ...(this.#told ?? [])].filter(isOurs));
-    const claimed = new Set([...this.#claimed.values()].flat());
+    const claimed = new Set([...this.#claimed.values()].flat().filter(isOurs));
     const version = node.metadata?.resourceVersion;
     this.#version = version;
     for (const [name, asOf] of this.#cleared) if (!known.has(name) || asOf !== version) this.#cleared.delete(name);
@@ -234,9 +236,11 @@ export class VolumesInUse {
   }
 
   #isTold(names: readonly string[]): boolean {
-    return names.every((name) => this.#sure.has(name));
+    return names.every((name) => !isOurs(name) || this.#sure.has(name));
   }
 }
+
+const isOurs = (name: string): boolean => csiVolumeOf(name) !== undefined;
 
 /** What a machine has of drivers of others, or may have. */
 function volumesOf({ csi_volumes = [] }: MachineList["items"][number]): string[] {

@@ -68,6 +68,16 @@ describe("the volumes that a Node says are in use", () => {
     await settle();
   };
 
+  test("are none of those that no driver has, which are one pod's all the same while it claims them", () => {
+    const path = "kubernetes.io/local-volume/pv-1";
+    expect(inUse.claim("u1", [path])).toBe(true);
+    expect(inUse.isOthers("u2", path)).toBe(true);
+    expect(report(nodeSaying())).toEqual([]);
+    inUse.release("u1");
+    expect(inUse.isOthers("u2", path)).toBe(false);
+    expect(report(nodeSaying())).toEqual([]);
+  });
+
   test("are those that pods claim, and a pod hears when they are told", () => {
     expect(inUse.claim("u1", [own("a")])).toBe(false);
     expect(changes).toBe(1);
