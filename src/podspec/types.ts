@@ -23,8 +23,6 @@ export type DiskLookup =
   | {
       kind: "found";
       disk: Omit<VolumeClaim, "name"> | Omit<CsiVolume, "name"> | Omit<HostVolume, "name">;
-      /** Its mounts are read-only, whatever they say, where the volume itself cannot be. */
-      isReadOnly?: boolean | undefined;
       /** What its driver is told in secret. */
       secrets?: readonly string[] | undefined;
       /** As of a CsiLookup. */

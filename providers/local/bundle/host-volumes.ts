@@ -113,8 +113,8 @@ export async function volumeSource(
   const source = volume.type === "image" ? image : volume.type === "host" ? hostPath(volume) : volumeDir(home, volume);
   if (source === undefined)
     throw new ContainerError("ImageVolumeMountFailed", `volume ${volume.name}: its image is not there`);
-  const isWritable = (volume.type === "persistent" || volume.type === "csi") && volume.read_only !== true;
-  const isOwn = volume.type === "empty_dir" || volume.type === "host" || isWritable;
+  const mayBeWritable = volume.type === "persistent" || volume.type === "csi" || volume.type === "host";
+  const isOwn = volume.type === "empty_dir" || (mayBeWritable && volume.read_only !== true);
   const writable = isOwn && mount.read_only !== true;
   const propagation = mount.propagation ?? (await ownPropagation(home, volume));
   if (mount.sub_path === undefined || mount.sub_path === "") return { source, writable, propagation };
@@ -160,17 +160,18 @@ export async function volumeDevices(
       if (claim?.type === "csi" && claim.persistent?.mode === "block")
         return publishedDevice(home, claim, { name, path });
       if (claim?.type === "host" && claim.path_type === "BlockDevice")
-        return { path, hostPath: hostPath(claim), permissions: "rw" };
+        return { path, hostPath: hostPath(claim), permissions: permissionsOf(claim) };
       if (claim?.type !== "persistent")
         throw new ContainerError(
           "CreateContainerConfigError",
           `container ${name}: volume ${JSON.stringify(volume)} is no block device`,
         );
-      const permissions = claim.read_only === true ? "r" : "rw";
-      return { path, hostPath: await home.volumes!.device(claim.volume), permissions };
+      return { path, hostPath: await home.volumes!.device(claim.volume), permissions: permissionsOf(claim) };
     }),
   );
 }
+
+const permissionsOf = ({ read_only }: { read_only?: boolean }) => (read_only === true ? "r" : "rw");
 
 /** It is looked at again for each container: its driver may have put something else there since. */
 function publishedDevice(
@@ -188,7 +189,7 @@ function publishedDevice(
       { cause: thrown },
     );
   }
-  return { path, hostPath, permissions: volume.read_only === true ? "r" : "rw" };
+  return { path, hostPath, permissions: permissionsOf(volume) };
 }
 
 /** @throws ContainerError when it is not there */

@@ -388,6 +388,7 @@ function hostDisk(name: string, spec: NonNullable<VolumeSpec>, claim: Persistent
     type: "host",
     path: pathOnHost(spec)!,
     ...(type && { path_type: type }),
+    ...(isReadOnly && { read_only: true }),
     ...(local && volumeMode !== "Block" && !isReadOnly && { fs_group: true }),
   };
   return {
@@ -395,7 +396,7 @@ function hostDisk(name: string, spec: NonNullable<VolumeSpec>, claim: Persistent
     claimName: claim.metadata?.name ?? "",
     inUse: `kubernetes.io/${local ? "local-volume" : "host-path"}/${name}`,
     isOnePods: isOnePods(spec),
-    found: () => Promise.resolve(success({ kind: "found", disk, ...(isReadOnly && { isReadOnly }) })),
+    found: () => Promise.resolve(success({ kind: "found", disk })),
   };
 }
 

@@ -269,9 +269,7 @@ function renderVolumes(context: RenderContext): { volumes: Volume[]; unmounted: 
       });
     volumes.push(mayUse(context, "volumes.host") ? asHosts(rendered.volume) : rendered.volume);
     context.volumeNames.add(volume.name);
-    const disk = context.references.disks?.get(volume.name);
-    const isReadOnly = disk?.kind === "found" && disk.isReadOnly === true;
-    if (isReadOnly || READ_ONLY_VOLUMES.includes(volumeKind(volume))) context.readOnlyVolumes.add(volume.name);
+    if (READ_ONLY_VOLUMES.includes(volumeKind(volume))) context.readOnlyVolumes.add(volume.name);
   }
   return { volumes, unmounted };
 }

@@ -943,6 +943,8 @@ export interface components {
             | "Socket"
             | "CharDevice"
             | "BlockDevice";
+          /** @description The machine as a whole gets it read-only; mounts cannot make that undone. */
+          read_only?: boolean;
           /** @description What is in the folder is given to `security.fs_group`, by its change policy, before a container begins. Absent: it stays whose it is. */
           fs_group?: boolean;
         }
@@ -3004,4 +3006,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: 5d7bd56fdfa3351dfe678f555c5a6cb09ca25cf60659605ac63505f7a7c05f6a
+// sha256 of openapi.yaml: feb122d3561daf5aac7ed928a7e50c10985d3f280f0d29bbef909cc7e6548ba5

@@ -112,6 +112,9 @@ export function hostAccessTests(bench: Bench): void {
     const devices = [{ volume: "v", path: "/dev/own" }];
     const script = "test -b /dev/own && ls -l /dev/own | cut -c 1";
     expect(await says(script, { volumes: hosts(join("/dev", name), "BlockDevice") }, { devices })).toEqual(["b"]);
+    const readOnly = hosts(join("/dev", name), "BlockDevice").map((each) => ({ ...each, read_only: true }) as Volume);
+    const writes = "dd if=/dev/own of=/dev/null bs=512 count=1 2>/dev/null; (: <>/dev/own) 2>/dev/null || echo kept";
+    expect(await says(writes, { volumes: readOnly }, { devices })).toEqual(["kept"]);
     const id = await bench.create({
       labels,
       volumes: hosts("/dev/null", "BlockDevice"),
@@ -199,6 +202,13 @@ export function hostAccessTests(bench: Bench): void {
     ]);
     const part = { mounts: [{ ...mounts[0]!, sub_path: "told" }] };
     expect(await says("cat /v", { volumes: hosts(folder) }, part)).toEqual(["by the host"]);
+  });
+
+  test("its files are not written where the machine as a whole has them read-only", async () => {
+    writeFileSync(join(folder, "fixed"), "as it is\n");
+    const volumes = hosts(folder, "Directory").map((each) => ({ ...each, read_only: true }) as Volume);
+    const script = "cat /v/fixed; touch /v/new 2>/dev/null || echo kept";
+    expect(await says(script, { volumes }, { mounts })).toEqual(["as it is", "kept"]);
   });
 
   test("what has to be there is made, or is waited for with a kubelet's words", async () => {

@@ -165,8 +165,17 @@ describe("a pod's persistent volume", () => {
       const pod = podOf({ persistentVolumeClaim: { claimName: "data-web-0", readOnly: true } });
       expect(await read(pod)).toEqual({
         kind: "found",
-        isReadOnly: true,
-        disk: { type: "host", path: "/mnt/disk", path_type: "Directory" },
+        disk: { type: "host", path: "/mnt/disk", path_type: "Directory", read_only: true },
+      });
+    });
+
+    test("is a read-only block device for a pod that claims it so", async () => {
+      hosts({ local: { path: "/dev/sdz" }, volumeMode: "Block" });
+      const claim = { persistentVolumeClaim: { claimName: "data-web-0", readOnly: true } };
+      const pod = podOf(claim, { volumeMounts: [], volumeDevices: [{ name: "data", devicePath: "/dev/x" }] });
+      expect(await read(pod)).toEqual({
+        kind: "found",
+        disk: { type: "host", path: "/dev/sdz", path_type: "BlockDevice", read_only: true },
       });
     });
 
