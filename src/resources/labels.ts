@@ -4,7 +4,7 @@
  */
 import { VmletError } from "../util/errors.ts";
 
-type Labels = Readonly<Record<string, string>>;
+export type Labels = Readonly<Record<string, string>>;
 
 type Operator = "In" | "NotIn" | "Exists" | "DoesNotExist" | "Gt" | "Lt";
 

@@ -20,6 +20,7 @@ import type { Node, PersistentVolume, PersistentVolumeClaim, Pod, VolumeAttachme
 import type { Capability } from "../../provider/capabilities.ts";
 import { CSI_DRIVER, csiVolumeName } from "../../provider/csi-names.ts";
 import type { Volume } from "../../provider/machine.ts";
+import { type Labels, matchesNodeSelectorTerms } from "../../resources/labels.ts";
 import type { Clock } from "../../util/clock.ts";
 import { toError } from "../../util/errors.ts";
 import type { Random } from "../../util/random.ts";
@@ -108,6 +109,8 @@ export class PodDisks {
   /** Of each pod, the newest reading that is under way. */
   readonly #reading = new Map<string, symbol>();
   #attached = "[]";
+  /** The Node's, as it was last seen. */
+  #labels: Labels | undefined;
 
   constructor(options: PodDisksOptions) {
     this.#options = options;
@@ -158,7 +161,8 @@ export class PodDisks {
   }
 
   /** The Node changed: a volume that is waited for may have been attached to it. */
-  nodeChanged({ status }: Node): void {
+  nodeChanged({ metadata, status }: Node): void {
+    this.#labels = metadata?.labels ?? {};
     const attached = JSON.stringify(status?.volumesAttached ?? []);
     if (attached === this.#attached) return;
     this.#attached = attached;
@@ -256,10 +260,26 @@ export class PodDisks {
       this.#notHere(pod, name, spec) ??
       modeProblem(pod, volume.name, spec?.volumeMode ?? "Filesystem");
     if (problem !== undefined) return failure(problem);
-    const path = pathOnHost(spec);
-    if (path !== undefined && !ON_HOST.test(path)) return failure(`PV ${name} has the path "${path}", which is none`);
     if (spec?.csi) return await this.#attachable(pod, { name, spec, csi: spec.csi, claim, volume }, signal);
-    return success(hostDisk(name, spec!, claim, volume));
+    return this.#pathOfHost(name, spec!, claim, volume);
+  }
+
+  /** Each node has a path of that name: nobody attaches it, who would see that this is the wrong one. */
+  #pathOfHost(
+    name: string,
+    spec: NonNullable<VolumeSpec>,
+    claim: PersistentVolumeClaim,
+    volume: PodVolume,
+  ): BoundResult {
+    const path = pathOnHost(spec);
+    if (path === undefined || !ON_HOST.test(path)) return failure(`PV ${name} has the path "${path}", which is none`);
+    const terms = spec.nodeAffinity?.required?.nodeSelectorTerms;
+    if (terms !== undefined) {
+      if (this.#labels === undefined) return failure("");
+      if (!matchesNodeSelectorTerms({ name: this.#options.nodeName, labels: this.#labels }, terms))
+        return { ...failure(affinityProblem(name, spec)), isWhole: true };
+    }
+    return success(hostDisk(name, spec, claim, volume));
   }
 
   /** Why no pod of the kind of this one has such a volume on this node. */
@@ -371,6 +391,10 @@ const isOnePods = (spec: VolumeSpec): boolean => spec?.accessModes?.includes("Re
 
 const NOT_OF_HOST =
   "is a path of a node's own: this node's backend gives none to pods of this namespace (its engine.host names those that may have them)";
+
+/** kubelet: operationexecutor, checkNodeAffinity. */
+const affinityProblem = (name: string, { volumeMode }: NonNullable<VolumeSpec>) =>
+  `${volumeMode === "Block" ? "Map" : "Mount"}Volume.NodeAffinity check failed for volume "${name}" : no matching NodeSelectorTerms`;
 
 /** As the Machine API has them. */
 const ON_HOST = /^\/(?!(.*\/)?\.\.(\/|$)).{0,4095}$/;

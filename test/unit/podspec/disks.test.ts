@@ -184,6 +184,23 @@ describe("a pod's persistent volume", () => {
       expect(await read()).toMatchObject({ kind: "waiting", message: expect.stringContaining("which is none") });
     });
 
+    test("is held on another node than those that it names, for a pod that has passed the scheduler by", async () => {
+      const matchExpressions = [{ key: "kubernetes.io/hostname", operator: "In", values: ["burst-0"] }];
+      const nodeAffinity = { required: { nodeSelectorTerms: [{ matchExpressions }] } };
+      hosts({ local: { path: "/mnt/disk" }, nodeAffinity });
+      const seen = (hostname: string) =>
+        disks.nodeChanged({ metadata: { name: "burst-0", labels: { "kubernetes.io/hostname": hostname } } });
+      expect(await read()).toEqual({ kind: "waiting" });
+      seen("burst-1");
+      expect(await read()).toEqual({
+        kind: "waiting",
+        isWhole: true,
+        message: `MountVolume.NodeAffinity check failed for volume "pv-1" : no matching NodeSelectorTerms`,
+      });
+      seen("burst-0");
+      expect(await read()).toMatchObject({ kind: "found" });
+    });
+
     test("is held for a pod that may have no path of the backend's host", async () => {
       offered = [];
       hosts({ local: { path: "/etc" } });
