@@ -69,24 +69,16 @@ export function buildVirtualKubeletSuite(): Promise<string> {
 
 /** The `virtual-kubelet` command with its mock provider: a peer of the bench. Pinned by the same go.mod as its suite. */
 export function buildVirtualKubelet(): Promise<string> {
-  return buildGo({
-    name: "virtual-kubelet",
-    module: virtualKubeletModule,
-    sources: [],
-    args: ["build", "-trimpath", "-ldflags", "-s -w"],
-    target: "github.com/virtual-kubelet/virtual-kubelet/cmd/virtual-kubelet",
-  });
+  return buildProgram(
+    "virtual-kubelet",
+    virtualKubeletModule,
+    "github.com/virtual-kubelet/virtual-kubelet/cmd/virtual-kubelet",
+  );
 }
 
 /** metrics-server: the source of `kubectl top` and of the autoscaler's CPU figures. */
 export function buildMetricsServer(): Promise<string> {
-  return buildGo({
-    name: "metrics-server",
-    module: kubernetesModule,
-    sources: [],
-    args: ["build", "-trimpath", "-ldflags", "-s -w"],
-    target: "sigs.k8s.io/metrics-server/cmd/metrics-server",
-  });
+  return buildProgram("metrics-server", kubernetesModule, "sigs.k8s.io/metrics-server/cmd/metrics-server");
 }
 
 /**
@@ -105,123 +97,61 @@ export function buildKubernetesSuite(): Promise<string> {
 
 /** The program of Kubernetes' test image `agnhost`, which most of the suite's pods run. */
 export function buildAgnhost(): Promise<string> {
-  return buildGo({
-    name: "agnhost",
-    module: kubernetesModule,
-    sources: [],
-    args: ["build", "-trimpath", "-ldflags", "-s -w"],
-    target: "k8s.io/kubernetes/test/images/agnhost",
-  });
+  return buildProgram("agnhost", kubernetesModule, "k8s.io/kubernetes/test/images/agnhost");
 }
 
 /** The program of Kubernetes' test image `nonewprivs`: it prints its effective user id. */
 export function buildNonewprivs(): Promise<string> {
-  return buildGo({
-    name: "nonewprivs",
-    module: kubernetesModule,
-    sources: [],
-    args: ["build", "-trimpath", "-ldflags", "-s -w"],
-    target: "k8s.io/kubernetes/test/images/nonewprivs",
-  });
+  return buildProgram("nonewprivs", kubernetesModule, "k8s.io/kubernetes/test/images/nonewprivs");
 }
 
 /** A server that sends what a client's conntrack takes for invalid, of a regression test of kube-proxy's. */
 export function buildRegression74839(): Promise<string> {
-  return buildGo({
-    name: "regression-issue-74839",
-    module: kubernetesModule,
-    sources: [],
-    args: ["build", "-trimpath", "-ldflags", "-s -w"],
-    target: "k8s.io/kubernetes/test/images/regression-issue-74839",
-  });
+  return buildProgram(
+    "regression-issue-74839",
+    kubernetesModule,
+    "k8s.io/kubernetes/test/images/regression-issue-74839",
+  );
 }
 
 /** Kubernetes' own device plugin, of the suite's tests: two devices of `example.com/resource`, each a file of the host. */
 export function buildSampleDevicePlugin(): Promise<string> {
-  return buildGo({
-    name: "sample-device-plugin",
-    module: kubernetesModule,
-    sources: [],
-    args: ["build", "-trimpath", "-ldflags", "-s -w"],
-    target: "k8s.io/kubernetes/test/images/sample-device-plugin",
-  });
+  return buildProgram("sample-device-plugin", kubernetesModule, "k8s.io/kubernetes/test/images/sample-device-plugin");
 }
 
 /** The driver of Dynamic Resource Allocation of Kubernetes' own tests: its devices are variables in containers. */
 export function buildDraTestDriver(): Promise<string> {
-  return buildGo({
-    name: "dra-test-driver",
-    module: kubernetesModule,
-    sources: [],
-    args: ["build", "-trimpath", "-ldflags", "-s -w"],
-    target: "k8s.io/kubernetes/test/e2e/dra/test-driver",
-  });
+  return buildProgram("dra-test-driver", kubernetesModule, "k8s.io/kubernetes/test/e2e/dra/test-driver");
 }
 
 /** kube-proxy, for clusters whose pods use Services. */
 export function buildKubeProxy(): Promise<string> {
-  return buildGo({
-    name: "kube-proxy",
-    module: kubernetesModule,
-    sources: [],
-    args: ["build", "-trimpath", "-ldflags", "-s -w"],
-    target: "k8s.io/kubernetes/cmd/kube-proxy",
-  });
+  return buildProgram("kube-proxy", kubernetesModule, "k8s.io/kubernetes/cmd/kube-proxy");
 }
 
 /** CoreDNS, the DNS server of a cluster, with the plugins that the tests' Corefile names. */
 export function buildCoreDns(): Promise<string> {
-  return buildGo({
-    name: "coredns",
-    module: kubernetesModule,
-    sources: ["coredns/main.go"],
-    args: ["build", "-trimpath", "-ldflags", "-s -w"],
-    target: "./coredns",
-  });
+  return buildProgram("coredns", kubernetesModule, "./coredns", ["coredns/main.go"]);
 }
 
 /** The CoreDNS of Kubernetes' test image `agnhost`. */
 export function buildHostsDns(): Promise<string> {
-  return buildGo({
-    name: "hosts-dns",
-    module: kubernetesModule,
-    sources: ["hosts-dns/main.go"],
-    args: ["build", "-trimpath", "-ldflags", "-s -w"],
-    target: "./hosts-dns",
-  });
+  return buildProgram("hosts-dns", kubernetesModule, "./hosts-dns", ["hosts-dns/main.go"]);
 }
 
 /** Kubernetes' sample of an API server of one's own, which its test of the aggregator runs in a pod. */
 export function buildSampleApiServer(): Promise<string> {
-  return buildGo({
-    name: "sample-apiserver",
-    module: kubernetesModule,
-    sources: [],
-    args: ["build", "-trimpath", "-ldflags", "-s -w"],
-    target: "k8s.io/sample-apiserver",
-  });
+  return buildProgram("sample-apiserver", kubernetesModule, "k8s.io/sample-apiserver");
 }
 
 /** Prometheus' node exporter, whose DaemonSet wants the node's network, processes and files. */
 export function buildNodeExporter(): Promise<string> {
-  return buildGo({
-    name: "node-exporter",
-    module: nodeExporterModule,
-    sources: [],
-    args: ["build", "-trimpath", "-ldflags", "-s -w"],
-    target: "github.com/prometheus/node_exporter",
-  });
+  return buildProgram("node-exporter", nodeExporterModule, "github.com/prometheus/node_exporter");
 }
 
 /** etcd by itself, for an image: that of the control plane is a part of its program. */
 export function buildEtcd(): Promise<string> {
-  return buildGo({
-    name: "etcd",
-    module: controlPlaneModule,
-    sources: [],
-    args: ["build", "-trimpath", "-ldflags", "-s -w"],
-    target: "go.etcd.io/etcd/server/v3",
-  });
+  return buildProgram("etcd", controlPlaneModule, "go.etcd.io/etcd/server/v3");
 }
 
 /** containerd, the runtime of engine cri's tests, without what needs C libraries. */
@@ -247,41 +177,47 @@ function buildContainerdProgram(name: string): Promise<string> {
 
 /** The CSI project's own checks of a driver. */
 export function buildCsiSanity(): Promise<string> {
-  return buildGo({
-    name: "csi-sanity",
-    module: csiModule,
-    sources: [],
-    args: ["build", "-trimpath", "-ldflags", "-s -w"],
-    target: "github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity",
-  });
+  return buildProgram("csi-sanity", csiModule, "github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity");
 }
 
 /** The sidecars that lead from claims and attachments to a CSI driver. Six CPU minutes together when nothing is cached. */
 export function buildCsiProvisioner(): Promise<string> {
-  return buildCsiSidecar("csi-provisioner", "github.com/kubernetes-csi/external-provisioner/v6/cmd/csi-provisioner");
+  return buildProgram(
+    "csi-provisioner",
+    csiSidecarsModule,
+    "github.com/kubernetes-csi/external-provisioner/v6/cmd/csi-provisioner",
+  );
 }
 
 export function buildCsiAttacher(): Promise<string> {
-  return buildCsiSidecar("csi-attacher", "github.com/kubernetes-csi/external-attacher/v4/cmd/csi-attacher");
+  return buildProgram(
+    "csi-attacher",
+    csiSidecarsModule,
+    "github.com/kubernetes-csi/external-attacher/v4/cmd/csi-attacher",
+  );
 }
 
 export function buildCsiResizer(): Promise<string> {
-  return buildCsiSidecar("csi-resizer", "github.com/kubernetes-csi/external-resizer/cmd/csi-resizer");
+  return buildProgram("csi-resizer", csiSidecarsModule, "github.com/kubernetes-csi/external-resizer/cmd/csi-resizer");
 }
 
 export function buildCsiSnapshotter(): Promise<string> {
-  return buildCsiSidecar("csi-snapshotter", "github.com/kubernetes-csi/external-snapshotter/v8/cmd/csi-snapshotter");
+  return buildProgram(
+    "csi-snapshotter",
+    csiSidecarsModule,
+    "github.com/kubernetes-csi/external-snapshotter/v8/cmd/csi-snapshotter",
+  );
 }
 
 /** One for a whole cluster, whatever drivers it has: it binds VolumeSnapshots to their contents. */
 export function buildSnapshotController(): Promise<string> {
   const target = "github.com/kubernetes-csi/external-snapshotter/v8/cmd/snapshot-controller";
-  return buildCsiSidecar("snapshot-controller", target);
+  return buildProgram("snapshot-controller", csiSidecarsModule, target);
 }
 
-function buildCsiSidecar(name: string, target: string): Promise<string> {
-  const args = ["build", "-trimpath", "-ldflags", "-s -w"];
-  return buildGo({ name, module: csiSidecarsModule, sources: [], args, target });
+/** Without symbols. @param sources of the module itself that it is made of */
+function buildProgram(name: string, module: string, target: string, sources: readonly string[] = []): Promise<string> {
+  return buildGo({ name, module, sources, args: ["build", "-trimpath", "-ldflags", "-s -w"], target });
 }
 
 /**
@@ -316,13 +252,7 @@ async function sourceOf(name: string, module: string, path: string): Promise<str
 
 /** kube-router, whose firewall holds pods to NetworkPolicies. It calls `iptables` and `ipset`. */
 export function buildKubeRouter(): Promise<string> {
-  return buildGo({
-    name: "kube-router",
-    module: kubeRouterModule,
-    sources: [],
-    args: ["build", "-trimpath", "-ldflags", "-s -w"],
-    target: "github.com/cloudnativelabs/kube-router/v2/cmd/kube-router",
-  });
+  return buildProgram("kube-router", kubeRouterModule, "github.com/cloudnativelabs/kube-router/v2/cmd/kube-router");
 }
 
 /** kwok, another peer of the bench. */
