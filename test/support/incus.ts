@@ -9,11 +9,12 @@ import { join } from "node:path";
 import { buildGuestImage, imageProblems } from "../../src/cli/guest-image.ts";
 import { bringImage } from "../../providers/cloud/incus/images.ts";
 import { freePort } from "../e2e/harness/ports.ts";
-import { must, waitFor } from "../e2e/harness/wait.ts";
+import { must, passTime, waitFor } from "../e2e/harness/wait.ts";
 import type { ManagedProcess, Sandbox } from "../e2e/harness/processes.ts";
 import { missingForContainerd } from "./containerd.ts";
 import { startHost } from "./incus-host.ts";
 
+const RESTART_MS = 500;
 const INCUSD = "/usr/libexec/incus/incusd";
 const IMAGE = "vmlet-guest";
 /** Of Debian. */
@@ -133,7 +134,8 @@ async function start(
   const keep = (member: Member) => {
     const daemonOf = spawn(member);
     members.set(member, daemonOf);
-    void daemonOf.exited.then(() => {
+    void daemonOf.exited.then(async () => {
+      await passTime(RESTART_MS, "one that cannot begin at all does not keep the host busy");
       if (ending.has(daemonOf)) return;
       console.warn(`incusd of member ${member} has ended by itself, and is started again: see ${daemonOf.logFile}`);
       keep(member);

@@ -21,8 +21,8 @@ interface FrontDoorOptions {
 interface Behind {
   /** On that bridge. */
   address: string;
-  /** Path of the machine's network namespace; absent where it has a kernel of its own. */
-  netns?: string | undefined;
+  /** Path of the machine's network namespace. */
+  netns: string;
 }
 
 const TABLE = "vmlet_front_door";
@@ -44,7 +44,6 @@ export class FrontDoor {
   async lead({ address, netns }: Behind, signal?: AbortSignal): Promise<string> {
     const { bridge, ownPorts, logger } = this.#options;
     await runSoon("nft", ["-f", "-"], { input: hostRules({ address, bridge, ownPorts }), signal });
-    if (netns === undefined) return address;
     const outside = await this.#addressOfHost(signal);
     if (outside === undefined) {
       logger.warn({ address }, "This host has no address yet: its machine is told that on its bridge");

@@ -18,6 +18,10 @@ interface RuntimeWord {
   signal?: AbortSignal;
 }
 
+/** Whether what the runtime says beyond CRI is needed of a sandbox. */
+export const wantsInfo = ({ network, frontDoor }: Pick<CriContext, "network" | "frontDoor">): boolean =>
+  network !== undefined || frontDoor !== undefined;
+
 export async function ownAddresses(
   { frontDoor }: Pick<CriContext, "frontDoor">,
   spec: MachineSpec,

@@ -70,7 +70,7 @@ import { criResources, criSecurity, imageMount, stopSignal } from "./container-c
 import type { CriContext } from "./context.ts";
 import { LABEL_CONTAINER, LABEL_INSTANCE } from "./labels.ts";
 import { LOG_LINK, prepareLog } from "./logs.ts";
-import { addressOnNetwork, ownAddresses, type OwnAddresses } from "./own-addresses.ts";
+import { addressOnNetwork, ownAddresses, type OwnAddresses, wantsInfo } from "./own-addresses.ts";
 import { userNamespace, usersOf } from "./user-namespace.ts";
 import { machineLabels, sandboxConfig } from "./sandbox-config.ts";
 import { isRunning, networkNamespace, sandboxInfo } from "./sandbox-info.ts";
@@ -122,7 +122,7 @@ export async function openSandbox(context: CriContext, home: MachineHome, signal
     makeEtc(etc, spec, { hostname: kernelHostname(spec, id), address: undefined }),
   ]);
   const { status, info } = await client.runtime.podSandboxStatus(
-    { podSandboxId, verbose: network !== undefined },
+    { podSandboxId, verbose: wantsInfo(context) },
     client.within(QUICK_CALL_MS, signal),
   );
   const address = addressOnNetwork(spec, status) ?? "";
@@ -146,13 +146,13 @@ export async function recoverSandbox(context: CriContext, home: MachineHome): Pr
 }
 
 async function findSandbox(context: CriContext, home: MachineHome): Promise<CriSandbox | undefined> {
-  const { client, network, containers } = context;
+  const { client, containers } = context;
   const filter = { labelSelector: machineLabels(context, home.id) };
   const { items } = await client.runtime.listPodSandbox({ filter }, client.within(QUICK_CALL_MS));
   const item = await firstRunning(context, items);
   if (item === undefined) return undefined;
   const { status, info } = await client.runtime.podSandboxStatus(
-    { podSandboxId: item.id, verbose: network !== undefined },
+    { podSandboxId: item.id, verbose: wantsInfo(context) },
     client.within(QUICK_CALL_MS),
   );
   const word = { address: addressOnNetwork(home.spec, status) ?? "", info };

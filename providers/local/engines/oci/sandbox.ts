@@ -142,7 +142,7 @@ async function shownAs(
   signal?: AbortSignal,
 ): Promise<string | undefined> {
   if (frontDoor === undefined || attachment === undefined) return attachment?.address;
-  return await frontDoor.lead(attachment, signal);
+  return await frontDoor.lead({ address: attachment.address, netns: attachment.netns! }, signal);
 }
 
 export async function recoverSandbox(context: OciContext, home: MachineHome): Promise<OciSandbox | undefined> {
