@@ -3006,4 +3006,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: feb122d3561daf5aac7ed928a7e50c10985d3f280f0d29bbef909cc7e6548ba5
+// sha256 of openapi.yaml: 833cf24011d781ed2b4ef5387ad15478b5c82a991c43d23ee5398e07e1f4397e
