@@ -1,6 +1,12 @@
 /** The ranges of a node's machines' addresses, as every provider and the Machine API describe them. */
-import { isIPv6 } from "node:net";
-import { containsRange, type Ipv4Range, overlaps, parseIpv4Range } from "../util/cidr.ts";
+import {
+  containsRange,
+  type Ipv4Range,
+  type Ipv6Range,
+  overlaps,
+  parseIpv4Range,
+  parseIpv6Range,
+} from "../util/cidr.ts";
 import type { Schemas } from "./contract/document.ts";
 import { ProviderError } from "./errors.ts";
 import { LABEL_CLUSTER, LABEL_NODE } from "./owner.ts";
@@ -32,12 +38,12 @@ export interface PodRangesProvider {
 /** What a backend keeps of them. */
 export interface KeptPodRanges {
   labels: Record<string, string>;
-  /** The IPv4 one. */
+  /** The IPv4 one, and after a comma the IPv6 one where machines have that too. */
   range: string;
 }
 
 interface PodRangeBookOptions {
-  /** Where a range may lie. */
+  /** Where a range may lie. Where none of IPv6 is among them, machines have IPv4 alone. */
   within: readonly string[];
   /** What machines may not reach, and so cannot have. */
   denied?: readonly string[] | undefined;
@@ -45,8 +51,8 @@ interface PodRangeBookOptions {
   kept?: KeptPodRanges | undefined;
   /** Writes it down before anything is done by it. @throws what the disk says */
   keep?: ((kept: KeptPodRanges | undefined) => void) | undefined;
-  /** Why this host cannot have the range; undefined when it can. */
-  fault?: ((range: Ipv4Range) => string | undefined) | undefined;
+  /** Why this host cannot have the ranges, as they are kept; undefined when it can. */
+  fault?: ((range: string) => string | undefined) | undefined;
   /** Gives new machines addresses of it. @returns why not yet; undefined: it does */
   use?: ((range: string) => Promise<string | undefined>) | undefined;
 }
@@ -55,6 +61,8 @@ interface PodRangeBookOptions {
 const NEVER = ["0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/4", "240.0.0.0/4"].map((text) =>
   parseIpv4Range(text)!,
 );
+/** Loopback and what embeds IPv4, link-local, multicast. */
+const NEVER_IPV6 = ["::/16", "fe80::/10", "ff00::/8"].map((text) => parseIpv6Range(text)!);
 
 /** The rules of the ranges, for a provider that keeps them by itself. */
 export class PodRangeBook implements PodRangesProvider {
@@ -89,7 +97,7 @@ export class PodRangeBook implements PodRangesProvider {
   #accepted(ranges: readonly string[]): string {
     try {
       const range = this.#judge(ranges);
-      const fault = this.kept?.range === range ? undefined : this.#options.fault?.(parseIpv4Range(range)!);
+      const fault = this.kept?.range === range ? undefined : this.#options.fault?.(range);
       if (fault !== undefined) throw refused(range, fault);
       return range;
     } catch (thrown) {
@@ -124,7 +132,7 @@ export class PodRangeBook implements PodRangesProvider {
     const message = await use?.(range);
     return {
       ...known,
-      ranges: [range],
+      ranges: range.split(","),
       ...(message === undefined ? { state: "ready" } : { state: "waiting", message }),
     };
   }
@@ -145,25 +153,48 @@ export class PodRangeBook implements PodRangesProvider {
     );
   }
 
-  /** @returns the IPv4 range, in its plain form. @throws ProviderError invalid */
+  /** @returns the IPv4 range, and the IPv6 one where machines have that too. @throws ProviderError invalid */
   #judge(ranges: readonly string[]): string {
-    const known = ranges.map((text) => ({ text, range: parseIpv4Range(text) }));
-    const strange = known.find(({ text, range }) => range === undefined && !isIpv6Range(text));
-    if (strange !== undefined) throw refused(strange.text, "it is no range of addresses such as 10.244.1.0/24");
-    const own = known.flatMap(({ range }) => range ?? []);
-    const [range, second] = own;
-    if (range === undefined)
-      throw refused(ranges[0] ?? "", "this backend's machines have IPv4 addresses: the Node needs an IPv4 podCIDR too");
-    if (second !== undefined) throw refused(second.text, `${range.text} is of the same family`);
+    const strange = ranges.find((text) => parseIpv4Range(text) === undefined && parseIpv6Range(text) === undefined);
+    if (strange !== undefined) throw refused(strange, "it is no range of addresses such as 10.244.1.0/24");
     const { within, denied = [] } = this.#options;
-    if (NEVER.some((never) => overlaps(never, range)))
-      throw refused(range.text, "it has loopback, link-local, multicast or reserved addresses");
-    if (!within.some((text) => containsRange(parseIpv4Range(text)!, range)))
-      throw refused(range.text, `it lies outside of what this backend's owner allows: ${within.join(", ")}`);
-    const taken = denied.find((text) => overlaps(parseIpv4Range(text.includes("/") ? text : `${text}/32`)!, range));
-    if (taken !== undefined) throw refused(range.text, `it overlaps ${taken}, which machines may not reach`);
-    return range.text;
+    const ipv4 = judgeFamily(ranges, { within, denied, parse: parseIpv4Range, bits: 32, never: NEVER });
+    if (ipv4 === undefined)
+      throw refused(ranges[0] ?? "", "this backend's machines have IPv4 addresses: the Node needs an IPv4 podCIDR too");
+    const hasIpv6 = within.some((text) => parseIpv6Range(text) !== undefined);
+    const rules = { within, denied, parse: parseIpv6Range, bits: 128, never: NEVER_IPV6 };
+    return [ipv4, (hasIpv6 ? judgeFamily(ranges, rules) : undefined) ?? []].flat().join();
   }
+}
+
+interface FamilyRules<T> {
+  within: readonly string[];
+  denied: readonly string[];
+  /** Undefined for what is not of the family. */
+  parse: (text: string) => T | undefined;
+  /** Of an address. */
+  bits: number;
+  never: readonly T[];
+}
+
+/** @returns the one range of the family; undefined when there is none. @throws ProviderError invalid */
+function judgeFamily<T extends Ipv4Range | Ipv6Range>(
+  ranges: readonly string[],
+  { within, denied, parse, bits, never }: FamilyRules<T>,
+): string | undefined {
+  const [range, second] = ranges.flatMap((text) => parse(text) ?? []);
+  if (range === undefined) return undefined;
+  if (second !== undefined) throw refused(second.text, `${range.text} is of the same family`);
+  if (never.some((each) => overlaps(each, range)))
+    throw refused(range.text, "it has loopback, link-local, multicast or reserved addresses");
+  if (!within.flatMap((text) => parse(text) ?? []).some((each) => containsRange(each, range)))
+    throw refused(range.text, `it lies outside of what this backend's owner allows: ${within.join(", ")}`);
+  const taken = denied.find((text) => {
+    const each = parse(text.includes("/") ? text : `${text}/${bits}`);
+    return each !== undefined && overlaps(each, range);
+  });
+  if (taken !== undefined) throw refused(range.text, `it overlaps ${taken}, which machines may not reach`);
+  return range.text;
 }
 
 /** Whose ranges these are. */
@@ -189,11 +220,6 @@ function refused(range: string, why: string): ProviderError {
   return new ProviderError("invalid", `the range ${JSON.stringify(range.slice(0, 64))} is refused: ${why}`, {
     field: "ranges",
   });
-}
-
-function isIpv6Range(text: string): boolean {
-  const [address = "", prefix = "", ...rest] = text.split("/");
-  return rest.length === 0 && isIPv6(address) && /^\d{1,3}$/.test(prefix) && Number(prefix) <= 128;
 }
 
 function isSame(one: Readonly<Record<string, string>>, other: Readonly<Record<string, string>>): boolean {

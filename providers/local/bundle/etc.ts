@@ -16,33 +16,33 @@ import { mountTmpfs } from "../host/mounts.ts";
 
 /** Besides what is in the files when they are made. */
 const SPARE_BYTES = 8 * 1024 * 1024;
-const LONGEST_ADDRESS = "255.255.255.255";
+const LONGEST_ADDRESSES = ["255.255.255.255", `${"ffff:".repeat(7)}ffff`];
 const DEFAULT_MESSAGE_PATH = "/dev/termination-log";
 const MAX_MESSAGE_BYTES = 4096;
 
 /**
  * @param dir an empty folder, which is made a mount
- * @param address undefined while the machine has none: `writeHosts` follows
+ * @param addresses undefined while the machine has none: `writeHosts` follows
  */
 export async function makeEtc(
   dir: string,
   spec: MachineSpec,
-  { hostname, address }: { hostname: string; address: string | undefined },
+  { hostname, addresses }: { hostname: string; addresses: readonly string[] | undefined },
 ): Promise<void> {
   const files = {
-    hosts: hostsFile(spec, [address ?? LONGEST_ADDRESS], await hostsOfHost(spec)),
+    hosts: hostsFile(spec, addresses ?? LONGEST_ADDRESSES, await hostsOfHost(spec)),
     hostname: `${hostname}\n`,
     "resolv.conf": resolvConf(spec.dns) ?? (await hostResolvConf()),
   };
   const bytes = Object.values(files).reduce((sum, text) => sum + Buffer.byteLength(text), 0);
   await mountTmpfs(dir, { sizeBytes: bytes + SPARE_BYTES, mode: "755" });
   for (const [name, text] of Object.entries(files))
-    if (name !== "hosts" || address !== undefined) await writeFile(join(dir, name), text);
+    if (name !== "hosts" || addresses !== undefined) await writeFile(join(dir, name), text);
 }
 
 /** Once the machine has an address, or is known to have none of its own. */
 export async function writeHosts(dir: string, spec: MachineSpec, addresses: readonly string[]): Promise<void> {
-  await writeFile(join(dir, "hosts"), hostsFile(spec, addresses.slice(0, 1), await hostsOfHost(spec)));
+  await writeFile(join(dir, "hosts"), hostsFile(spec, addresses, await hostsOfHost(spec)));
 }
 
 /** Undefined for a machine with a network of its own. */

@@ -11,7 +11,7 @@ import { OciEngine } from "./oci/engine.ts";
 import { DEFAULT_HOST_PORTS, parsePortRange } from "../network/host-ports.ts";
 import { parseSubnet } from "../network/ipam.ts";
 import type { FrontDoor } from "../network/front-door.ts";
-import { BRIDGE_NAME } from "../network/network.ts";
+import { BRIDGE_NAME, DEFAULT_DENIED } from "../network/network.ts";
 import { OF_THE_NODE } from "../network/range.ts";
 import { AddressPool, createProcessEngine } from "./process/process.ts";
 import { VmEngine } from "./vm/engine.ts";
@@ -113,25 +113,25 @@ const networkSchema = z
       .string()
       .refine(
         (cidr) => cidr === OF_THE_NODE || parsedBy(parseSubnet)(cidr),
-        "must be an IPv4 range with a prefix of 8 to 29, such as 10.99.0.0/16, or node",
+        "must be an IPv4 range with a prefix of 8 to 29, such as 10.99.0.0/16, after a comma perhaps an IPv6 one with room for as many, such as fd00:10:99::/64, or node",
       )
       .optional()
       .describe(
-        "IPv4 range of the machines' addresses; the host has none of it elsewhere. node: the podCIDR of the Node, which its agent tells and which has to lie in podCidrs; no machine begins before that. Default 10.99.0.0/16.",
+        "IPv4 range of the machines' addresses; the host has none of it elsewhere. After a comma perhaps an IPv6 one: then machines have an address of each (dual stack), as 10.99.0.0/16,fd00:10:99::/64. node: the podCIDRs of the Node, which its agent tells and which have to lie in podCidrs; no machine begins before that. Default 10.99.0.0/16.",
       ),
     outbound: z
       .enum(["allow", "deny"])
       .optional()
       .describe("Whether machines reach the outside, masqueraded. Default allow."),
     denyCidrs: z
-      .array(z.union([z.cidrv4(), z.ipv4()], "must be an IPv4 range such as 169.254.0.0/16"))
+      .array(z.union([z.cidrv4(), z.ipv4(), z.cidrv6(), z.ipv6()], "must be a range such as 169.254.0.0/16"))
       .optional()
-      .describe("Never reached by machines. Default 169.254.0.0/16, where clouds serve credentials."),
+      .describe(`Never reached by machines. Default ${DEFAULT_DENIED.join(", ")}, where clouds serve credentials.`),
     podCidrs: z
-      .array(z.cidrv4("must be an IPv4 range such as 10.96.0.0/11"))
+      .array(z.union([z.cidrv4(), z.cidrv6()], "must be a range such as 10.96.0.0/11 or fd00:10::/48"))
       .optional()
       .describe(
-        "Ranges of the cluster's pods, to which this host has routes where they are on other hosts: machines reach them under their own addresses, never masqueraded, whatever outbound says. With cidr node, that of the Node has to lie in one. Default none.",
+        "Ranges of the cluster's pods, to which this host has routes where they are on other hosts: machines reach them under their own addresses, never masqueraded, whatever outbound says. With cidr node, that of the Node has to lie in one; where none is of IPv6, machines have IPv4 alone. Default none.",
       ),
     openHostPorts: z
       .array(z.int().min(1).max(65535))
@@ -150,7 +150,7 @@ const networkSchema = z
       ),
   })
   .superRefine(({ cidr, podCidrs = [] }, context) => {
-    if (cidr !== OF_THE_NODE || podCidrs.length > 0) return;
+    if (cidr !== OF_THE_NODE || podCidrs.some((each) => !each.includes(":"))) return;
     const message = "must name the range that the cluster gives Nodes theirs of (--cluster-cidr): cidr is node";
     context.addIssue({ code: "custom", path: ["podCidrs"], message });
   })
@@ -331,7 +331,10 @@ const vmSchema = z.strictObject({
     .describe("Profile for containers that are not unconfined. Default: that of containers-common."),
   pidsLimit: z.int().min(16).optional().describe("Processes and threads per container. Default 4096."),
   images: imagesSchema,
-  network: networkSchema,
+  network: networkSchema.refine((network) => network?.cidr?.includes(",") !== true, {
+    path: ["cidr"],
+    message: "must be an IPv4 range or node: machines of engine vm have IPv4 alone",
+  }),
 });
 
 export const engineSchema = z.discriminatedUnion("type", [processSchema, ociSchema, criSchema, vmSchema]);

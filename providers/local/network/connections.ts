@@ -13,8 +13,9 @@ const NOTHING_THERE = 1;
 export async function forgetConnections(address: string): Promise<void> {
   const tool = findTool("conntrack");
   if (tool === undefined) return;
+  const family = address.includes(":") ? "ipv6" : "ipv4";
   // From the machine, to it, and to a port of this host that led to it.
-  const ends = ["--src", "--dst", "--reply-src"].map((end) => ["--delete", "--family", "ipv4", end, address]);
+  const ends = ["--src", "--dst", "--reply-src"].map((end) => ["--delete", "--family", family, end, address]);
   await Promise.all(ends.map((args) => runSoon(tool, args, { exitCodes: [0, NOTHING_THERE] })));
 }
 

@@ -2,10 +2,13 @@
 import { readFile, writeFile } from "node:fs/promises";
 import type { ContainerPort } from "../../../src/provider/kit/index.ts";
 import { hostIp, type HostPort, inUseByMachine, isLoopback, overlap, PortHolders } from "./host-ports.ts";
-import { HOST_PORT_MAPS, hostPortRule } from "./rules.ts";
+import { HOST_PORT_MAPS, hostPortRule, IPV6_KEY } from "./rules.ts";
 import { runSoon } from "./tools.ts";
 
-/** `tcp . 8080`, or `127.0.0.1 . tcp . 8080` for one address alone; and `10.99.0.2 . 80`. */
+/**
+ * `tcp . 8080`, `127.0.0.1 . tcp . 8080` for one address alone, or `:: . tcp . 8080` for all of IPv6; and
+ * `10.99.0.2 . 80`.
+ */
 type Forward = readonly [key: string, target: string];
 
 export class PortForwards {
@@ -23,10 +26,12 @@ export class PortForwards {
   }
 
   /**
-   * Forwards the host ports that a machine's containers ask for. Repeating it is safe.
+   * Forwards the host ports that a machine's containers ask for, those of all addresses by IPv6 too where it has that.
+   * Repeating it is safe.
+   * @param addresses the machine's: the IPv4 one, and perhaps an IPv6 one
    * @throws ProviderError conflict when another machine, or this host itself, has one of them: then none is forwarded
    */
-  async open(machineId: string, address: string, ports: readonly ContainerPort[]): Promise<void> {
+  async open(machineId: string, addresses: readonly string[], ports: readonly ContainerPort[]): Promise<void> {
     const asked = ports.flatMap((port) =>
       port.host_port === undefined ? [] : [{ ...port, host_port: port.host_port }],
     );
@@ -34,7 +39,7 @@ export class PortForwards {
     const current = await this.#inPlace();
     // A former backend's machine may not have been found again yet: its ports are in the rules, and no socket of ours
     // holds them.
-    const others = [...current].filter(([, target]) => !target.startsWith(`${address} . `));
+    const others = [...current].filter((forward) => !leadsTo(addresses)(forward));
     const foreign = asked.find((port) => others.some(([key]) => overlap(portOf(key), port)));
     if (foreign !== undefined) throw inUseByMachine(foreign);
     try {
@@ -42,10 +47,15 @@ export class PortForwards {
     } catch (thrown) {
       // A program that has one now may have taken it while no backend held it: then it keeps the port, and the machine
       // loses it.
-      await this.close(machineId, address);
+      await this.close(machineId, addresses);
       throw thrown;
     }
-    const wanted = asked.map((each): Forward => [keyOf(each), `${address} . ${each.port}`]);
+    const [ipv4, ipv6] = addresses;
+    const wanted = asked.flatMap((each): Forward[] => {
+      const forward: Forward = [keyOf(each), `${ipv4} . ${each.port}`];
+      const isOfAll = ipv6 !== undefined && hostIp(each) === undefined;
+      return isOfAll ? [forward, [`${IPV6_KEY}${keyOf(each)}`, `${ipv6} . ${each.port}`]] : [forward];
+    });
     for (const [key, target] of wanted) this.#own.set(key, target);
     await this.#tell(
       "add",
@@ -55,9 +65,9 @@ export class PortForwards {
   }
 
   /** Takes all that leads to a machine away. */
-  async close(machineId: string, address: string): Promise<void> {
+  async close(machineId: string, addresses: readonly string[]): Promise<void> {
     this.release(machineId);
-    const isTheirs = ([, target]: Forward) => target.startsWith(`${address} . `);
+    const isTheirs = leadsTo(addresses);
     for (const [key] of [...this.#own].filter(isTheirs)) this.#own.delete(key);
     await this.#tell("delete", [...(await this.#inPlace())].filter(isTheirs));
   }
@@ -109,7 +119,7 @@ export class PortForwards {
       const [, elements = ""] = stdout.toString("utf8").split("elements = {");
       for (const element of elements.split("}")[0]!.split(",")) {
         const [key = "", target] = element.trim().split(" : ");
-        if (target !== undefined) inPlace.set(key, target);
+        if (target !== undefined) inPlace.set(map === "host_ports6" ? `${IPV6_KEY}${key}` : key, target);
       }
     }
     return inPlace;
@@ -122,6 +132,11 @@ export class PortForwards {
   }
 }
 
+const leadsTo =
+  (addresses: readonly string[]) =>
+  ([, target]: Forward): boolean =>
+    addresses.some((address) => target.startsWith(`${address} . `));
+
 function keyOf(port: HostPort): string {
   const ip = hostIp(port);
   return `${ip === undefined ? "" : `${ip} . `}${port.protocol} . ${port.host_port}`;
@@ -129,5 +144,9 @@ function keyOf(port: HostPort): string {
 
 function portOf(key: string): HostPort {
   const [number, protocol, host_ip] = key.split(" . ").toReversed();
-  return { protocol: protocol as HostPort["protocol"], host_port: Number(number), host_ip };
+  return {
+    protocol: protocol as HostPort["protocol"],
+    host_port: Number(number),
+    host_ip: host_ip === "::" ? "" : host_ip,
+  };
 }

@@ -6,8 +6,10 @@ import {
   ipv4Number,
   type Ipv4Range,
   ipv4Text,
+  type Ipv6Range,
   overlaps,
   parseIpv4Range,
+  parseIpv6Range,
 } from "../../../src/provider/kit/index.ts";
 import { isMissing } from "../host/files.ts";
 
@@ -31,6 +33,19 @@ export function hostsOwn(range: Ipv4Range, bridge: string, host = hostUse()): st
     // A wider one is how the cluster's other hosts are reached: that of the bridge goes before it.
     if (route !== undefined && name !== bridge && containsRange(range, route))
       return `this host has a route to ${route.text} by ${name}`;
+  }
+  return undefined;
+}
+
+/** Why machines on `bridge` cannot have the IPv6 range; undefined when they can. */
+export function hostsOwnIpv6(range: Ipv6Range, bridge: string, interfaces = networkInterfaces()): string | undefined {
+  for (const [name, addresses = []] of Object.entries(interfaces)) {
+    if (name === bridge) continue;
+    const own = addresses.find(({ family, address, cidr }) => {
+      const network = family === "IPv6" ? parseIpv6Range(cidr ?? `${address}/128`) : undefined;
+      return network !== undefined && overlaps(network, range);
+    });
+    if (own !== undefined) return `this host has ${own.cidr ?? own.address} on ${name}`;
   }
   return undefined;
 }

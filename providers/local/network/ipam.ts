@@ -9,6 +9,7 @@ import { join } from "node:path";
 import { ipv4Number, ipv4Text, Once, ProviderError } from "../../../src/provider/kit/index.ts";
 import { readFileIfExists } from "../host/files.ts";
 import { HostError } from "../host/host-error.ts";
+import { type Ipv6Subnet, parseIpv6Subnet } from "./second-family.ts";
 
 export interface Subnet {
   /** `10.99.0.0/16` */
@@ -18,10 +19,24 @@ export interface Subnet {
   gateway: string;
   first: number;
   last: number;
+  /** Absent: machines have IPv4 alone. */
+  ipv6?: Ipv6Subnet;
 }
 
-/** @throws Error that names the cure, for anything but an IPv4 range with room for machines. */
-export function parseSubnet(cidr: string): Subnet {
+/** Of both families, as it is written down: `10.99.0.0/16,fd00:10:99::/64`. */
+export const rangeText = ({ cidr, ipv6 }: Subnet): string => [cidr, ipv6?.cidr ?? []].flat().join();
+
+/**
+ * @param text an IPv4 range with room for machines, and after a comma perhaps an IPv6 one with room for as many
+ * @throws HostError that names the cure
+ */
+export function parseSubnet(text: string): Subnet {
+  const [cidr = "", ...second] = text.split(",");
+  const subnet = parseIpv4Subnet(cidr);
+  return second.length === 0 ? subnet : { ...subnet, ipv6: parseIpv6Subnet(second.join(), subnet.prefix) };
+}
+
+function parseIpv4Subnet(cidr: string): Subnet {
   const match = /^(\d{1,3})\.(\d{1,3})\.(\d{1,3})\.(\d{1,3})\/(\d{1,2})$/.exec(cidr);
   const octets = match?.slice(1, 5).map(Number) ?? [];
   const prefix = Number(match?.[5]);

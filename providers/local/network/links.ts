@@ -1,5 +1,7 @@
 /** Network interfaces of this host, by `ip`. */
 import { existsSync } from "node:fs";
+import { readFile } from "node:fs/promises";
+import { isMissing } from "../host/files.ts";
 import { runSoon } from "./tools.ts";
 
 export async function ip(commands: readonly string[]): Promise<void> {
@@ -21,4 +23,25 @@ export async function nameLink(made: { link: string; mac: string }, name: string
     `link set ${made.link} name ${name}`,
     `link set ${name} up`,
   ]);
+}
+
+/**
+ * Has a link on the bridge. What a machine sends to itself by another address (a Service's, or its VM's) goes back
+ * where it came from (kubelet: hairpin mode): a bridge whose packets the host's rules see (br_netfilter) does so only
+ * if told.
+ * @returns lines for `ip -batch`
+ */
+export function joining(bridge: string, link: string): string[] {
+  return [`link set ${link} master ${bridge} up`, `link set ${link} type bridge_slave hairpin on`];
+}
+
+/** Traffic of a machine, as the machine sees it; undefined where its link is gone. */
+export async function linkCounters(link: string): Promise<{ rx_bytes: number; tx_bytes: number } | undefined> {
+  const read = async (name: string) => Number(await readFile(`/sys/class/net/${link}/statistics/${name}`, "utf8"));
+  try {
+    return { rx_bytes: await read("tx_bytes"), tx_bytes: await read("rx_bytes") };
+  } catch (thrown) {
+    if (isMissing(thrown)) return undefined;
+    throw thrown;
+  }
 }

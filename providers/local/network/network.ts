@@ -17,16 +17,17 @@ import { join } from "node:path";
 import { type Clock, type ContainerPort, type Logger, Once, ProviderError } from "../../../src/provider/kit/index.ts";
 import { findTool } from "../host/command.ts";
 import { lockFile } from "../host/lock.ts";
-import { isMissing, readFileIfExists } from "../host/files.ts";
+import { readFileIfExists } from "../host/files.ts";
 import { forgetConnections } from "./connections.ts";
 import { PortForwards } from "./forwards.ts";
 import { missingChain, seesBridgedPackets } from "./in-place.ts";
 import { Ipam, type Subnet } from "./ipam.ts";
-import { ip, isLink, nameLink } from "./links.ts";
+import { ip, isLink, joining, linkCounters, nameLink } from "./links.ts";
 import { NetworkNames } from "./names.ts";
 import { BridgeRange, DEFAULT_CIDR, OF_THE_NODE } from "./range.ts";
 import { RangeMoves } from "./range-moves.ts";
 import { hairpinRule, networkRules } from "./rules.ts";
+import { addIpv6, forgetNeighbour, type Ipv6Attachment, ipv6Of, neighbours, routeIpv6 } from "./second-family.ts";
 import { forgetSender, holdSender } from "./sender-rules.ts";
 import { sameTwice, whileSteady } from "./steady.ts";
 import { runSoon } from "./tools.ts";
@@ -40,8 +41,8 @@ export interface NetworkOptions {
   /** Interface name, at most 10 characters; one backend per bridge. */
   bridge?: string | undefined;
   /**
-   * Range of the machines' addresses, and of nothing else on this host. `node`: the podCIDR of their Node, which is
-   * told (`moveTo`) and then lies within `podCidrs`.
+   * Range of the machines' addresses, and of nothing else on this host; after a comma perhaps an IPv6 one. `node`: the
+   * podCIDRs of their Node, which are told (`moveTo`) and then lie within `podCidrs`.
    */
   cidr?: string | undefined;
   /** What else has to know the range that is in use then, called before addresses of it are given out. */
@@ -64,6 +65,8 @@ export interface Attachment {
   address: string;
   prefix: number;
   gateway: string;
+  /** What it has beside that; absent where the range is IPv4 alone. */
+  ipv6?: Ipv6Attachment | undefined;
   /** Name of the interface on the bridge. */
   link: string;
   /** Of the machine's own interface: derived from the address, so no two machines have the same. */
@@ -73,12 +76,16 @@ export interface Attachment {
 }
 
 /** What a network plugin has made for a machine. */
-type Made = Pick<Attachment, "address" | "link" | "mac">;
+type Made = Pick<Attachment, "address" | "link" | "mac"> & {
+  /** Path of the machine's network namespace. */
+  netns: () => string;
+};
 
 export const DEFAULT_BRIDGE = "vmlet0";
 /** Says who has made a bridge. */
 const BRIDGE_ALIAS = "vmlet";
-const DEFAULT_DENIED = ["169.254.0.0/16"];
+/** The last two: AWS's and Google's, of IPv6. */
+export const DEFAULT_DENIED = ["169.254.0.0/16", "fd00:ec2::254/128", "fd20:ce::254/128"];
 /** Plain enough to stand in nftables' rules and in patterns. */
 export const BRIDGE_NAME = /^[a-z][a-z0-9]{0,9}$/;
 const LOOK_EVERY_MS = 15_000;
@@ -88,7 +95,7 @@ const NETNS_DIR = "/run/netns";
 export function refusedRanges(options: Pick<NetworkOptions, "cidr" | "denyCidrs" | "podCidrs"> = {}): string[] {
   const { cidr = DEFAULT_CIDR, denyCidrs = DEFAULT_DENIED, podCidrs = [] } = options;
   // A Node's may be anywhere in what the cluster gives out.
-  return [...(cidr === OF_THE_NODE ? podCidrs : [cidr]), ...denyCidrs];
+  return [...(cidr === OF_THE_NODE ? podCidrs : cidr.split(",")), ...denyCidrs];
 }
 
 export class HostNetwork {
@@ -158,8 +165,8 @@ export class HostNetwork {
     this.#ipam.use(to);
     this.#ready.forget();
     if (!isLink(bridge)) return;
-    if (former !== undefined)
-      await ip([`address delete ${former.gateway}/${former.prefix} dev ${bridge}`]).catch(() => undefined);
+    for (const address of former === undefined ? [] : gatewaysOf(former))
+      await ip([`address delete ${address} dev ${bridge}`]).catch(() => undefined);
     await this.ensure();
   }
 
@@ -173,7 +180,7 @@ export class HostNetwork {
     const made = ip([
       pid === undefined ? `netns add ${name}` : `netns attach ${name} ${pid}`,
       `link add ${link} type veth peer name eth0 address ${mac} netns ${name}`,
-      ...this.#joining(link),
+      ...joining(this.#names.bridge, link),
     ]);
     await this.#onRules(made);
     await runSoon("nsenter", [`--net=${NETNS_DIR}/${name}`, findTool("ip")!, "-batch", "-"], {
@@ -186,6 +193,7 @@ export class HostNetwork {
       ].join("\n"),
     });
     await this.#admit(attachment);
+    if (attachment.ipv6 !== undefined) await addIpv6(attachment.netns!, attachment.ipv6);
     return attachment;
   }
 
@@ -205,7 +213,9 @@ export class HostNetwork {
       return { ...this.#describe(machineId, made.address, false), mac: made.mac };
     });
     // The rule may come before the link has its name: it lets no other one send.
-    await together([nameLink(made, attachment.link), this.#admit(attachment)]);
+    const { ipv6 } = attachment;
+    const dual = ipv6 === undefined ? [] : [addIpv6(made.netns(), ipv6)];
+    await together([nameLink(made, attachment.link), this.#admit(attachment), ...dual]);
     return attachment;
   }
 
@@ -213,19 +223,10 @@ export class HostNetwork {
   async attachTap(machineId: string): Promise<Attachment> {
     const attachment = this.#describe(machineId, await this.#acquire(machineId), false);
     await this.#removeLinks(machineId);
-    const made = ip([`tuntap add dev ${attachment.link} mode tap`, ...this.#joining(attachment.link)]);
+    const made = ip([`tuntap add dev ${attachment.link} mode tap`, ...joining(this.#names.bridge, attachment.link)]);
     await this.#onRules(made);
     await this.#admit(attachment);
     return attachment;
-  }
-
-  /**
-   * Has a link on the bridge. What a machine sends to itself by another address (a Service's, or its VM's) goes back
-   * where it came from (kubelet: hairpin mode): a bridge whose packets the host's rules see (br_netfilter) does so only
-   * if told.
-   */
-  #joining(link: string): string[] {
-    return [`link set ${link} master ${this.#names.bridge} up`, `link set ${link} type bridge_slave hairpin on`];
   }
 
   /** The attachment that is in place, for a backend that was restarted. */
@@ -241,7 +242,8 @@ export class HostNetwork {
    * @throws ProviderError conflict when another machine, or this host itself, has one of them: then none is forwarded
    */
   async openHostPorts(machineId: string, ports: readonly ContainerPort[]): Promise<void> {
-    await this.#onRules(this.#forwards.open(machineId, (await this.#ipam.find(machineId))!, ports));
+    const addresses = this.addressesOf((await this.#ipam.find(machineId))!);
+    await this.#onRules(this.#forwards.open(machineId, addresses, ports));
   }
 
   /** Removes all that the machine has on the network, in whatever state it is. */
@@ -249,19 +251,21 @@ export class HostNetwork {
     // Nothing is made any more once it is taken away.
     await this.#adopting.ended(machineId);
     const address = await this.#ipam.find(machineId);
+    const addresses = address === undefined ? [] : this.addressesOf(address);
     if (address !== undefined && isLink(this.#names.bridge)) {
       await this.ensure();
-      await this.#onRules(this.#forwards.close(machineId, address));
+      await this.#onRules(this.#forwards.close(machineId, addresses));
     } else if (address !== undefined) {
       // Where the bridge is gone, the rules may be gone as well.
-      await this.#forwards.close(machineId, address).catch(() => undefined);
+      await this.#forwards.close(machineId, addresses).catch(() => undefined);
     } else this.#forwards.release(machineId);
     await this.#removeLinks(machineId);
     // Not before the link: until then it is held to what it may send.
     if (address !== undefined)
       await Promise.all([
         nft(forgetSender(this.#names.table, this.#names.link(machineId))),
-        forgetConnections(address),
+        ...addresses.map((each) => forgetConnections(each)),
+        forgetNeighbour(this.#names.bridge, addresses[1]),
       ]);
     await this.#ipam.release(machineId);
     // With the last one goes the range that it had.
@@ -302,7 +306,8 @@ export class HostNetwork {
     const leases = await this.#ipam.leases().catch(() => undefined);
     const isLast = this.#lock !== undefined && leases?.size === 0;
     // When that fails, they do no harm, and the next backend takes them over.
-    if (isLast && (await isMadeHere(this.#names.bridge))) await this.#takeDown().catch(() => undefined);
+    if (isLast && (await isMadeHere(this.#names.bridge))) await takeDown(this.#names).catch(() => undefined);
+    this.#ready.forget();
     this.close();
   }
 
@@ -319,14 +324,7 @@ export class HostNetwork {
 
   /** Traffic as the machine sees it. */
   async counters(machineId: string): Promise<{ rx_bytes: number; tx_bytes: number } | undefined> {
-    const read = async (name: string) =>
-      Number(await readFile(`/sys/class/net/${this.#names.link(machineId)}/statistics/${name}`, "utf8"));
-    try {
-      return { rx_bytes: await read("tx_bytes"), tx_bytes: await read("rx_bytes") };
-    } catch (thrown) {
-      if (isMissing(thrown)) return undefined;
-      throw thrown;
-    }
+    return await linkCounters(this.#names.link(machineId));
   }
 
   /** Bridge, forwarding and rules; safe to repeat and cheap after the first time. */
@@ -373,8 +371,9 @@ export class HostNetwork {
     if (this.range.subnet === undefined) return undefined;
     const { bridge, table } = this.#names;
     if (!isLink(bridge)) return `bridge ${bridge}`;
-    const { stdout } = await runSoon("ip", ["-4", "-o", "address", "show", "dev", bridge]);
-    if (!stdout.includes(` ${this.gateway}/`)) return `address ${this.gateway} of ${bridge}`;
+    const { stdout } = await runSoon("ip", ["-o", "address", "show", "dev", bridge]);
+    const address = gatewaysOf(this.range.inUse).find((each) => !stdout.includes(` ${each} `));
+    if (address !== undefined) return `address ${address} of ${bridge}`;
     const loose = (await this.#attached()).find(({ link }) => !existsSync(`/sys/class/net/${link}/master`));
     if (loose !== undefined) return `interface ${loose.link} on ${bridge}`;
     const chain = await missingChain(table, await this.#rules());
@@ -386,53 +385,58 @@ export class HostNetwork {
   /** Removes the bridge and the rules, for a backend that is taken off this host for good. */
   async remove(): Promise<void> {
     await this.sweep(new Set());
-    await this.#takeDown();
+    this.#ready.forget();
+    await takeDown(this.#names);
     await rm(this.#options.dir, { recursive: true, force: true });
     this.close();
     await rm(this.#names.lockFile, { force: true });
   }
 
-  async #takeDown(): Promise<void> {
-    this.#ready.forget();
-    if (isLink(this.#names.bridge)) await ip([`link delete ${this.#names.bridge}`]);
-    for (const family of ["inet", "netdev"])
-      await nft(`add table ${family} ${this.#names.table}\ndelete table ${family} ${this.#names.table}\n`);
-  }
-
   async #setUp(): Promise<void> {
-    const { gateway, prefix } = this.range.inUse;
+    const { ipv6 } = this.range.inUse;
     await mkdir(this.#options.dir, { recursive: true });
     await this.range.claim((await this.#ipam.leases()).size);
     if (!isLink(this.#names.bridge))
       await ip([`link add ${this.#names.bridge} type bridge`, `link set ${this.#names.bridge} alias ${BRIDGE_ALIAS}`]);
     // A bridge of its own address: otherwise it takes the lowest of its ports, and changes with them.
-    const mac = macOf(gateway);
+    const mac = macOf(this.gateway);
     await ip([
       `link set ${this.#names.bridge} address ${mac} up`,
-      `address replace ${gateway}/${prefix} dev ${this.#names.bridge}`,
+      ...gatewaysOf(this.range.inUse).map((each) => `address replace ${each} dev ${this.#names.bridge} nodad`),
     ]);
     await writeFile("/proc/sys/net/ipv4/ip_forward", "1");
+    if (ipv6 !== undefined) await routeIpv6(this.#names.bridge);
     // Another program may have removed bridge or rules while machines run: they would be cut off.
     const loose = (await this.#attached()).filter(({ link }) => !existsSync(`/sys/class/net/${link}/master`));
-    if (loose.length > 0) await ip(loose.flatMap(({ link }) => this.#joining(link)));
+    if (loose.length > 0) await ip(loose.flatMap(({ link }) => joining(this.#names.bridge, link)));
     await nft(await this.#rules());
+    if (ipv6 !== undefined)
+      await ip((await this.#attachedAsAdopted()).flatMap((each) => neighbours(this.#names.bridge, each)));
+  }
+
+  /** A machine's addresses, by its IPv4 one. */
+  addressesOf(address: string): string[] {
+    const { prefix = 0, ipv6 } = this.range.subnet ?? {};
+    return [address, (ipv6 && ipv6Of({ prefix, ipv6 }, address)) ?? []].flat();
   }
 
   /** What nft has to know: the bridge's rules, and those of each machine on it. */
   async #rules(): Promise<string> {
-    const adoptedMac = async (link: string) => (await readFileIfExists(`/sys/class/net/${link}/ifalias`))?.trim();
-    const senders = await Promise.all(
-      (await this.#attached()).map(async (attachment) => {
-        const mac = (await adoptedMac(attachment.link)) || attachment.mac;
-        return admission(this.#names.table, { ...attachment, mac });
-      }),
-    );
-    const { cidr } = this.range.inUse;
+    const senders = (await this.#attachedAsAdopted()).map((each) => admission(this.#names.table, each));
+    const { cidr, ipv6 } = this.range.inUse;
     const { outbound = "allow", denyCidrs = DEFAULT_DENIED, podCidrs = [], openHostPorts = [] } = this.#options;
     const { table, bridge: bridgeName } = this.#names;
     const seesBridged = await seesBridgedPackets(bridgeName);
-    const rules = networkRules({ table, bridgeName, cidr, outbound, denyCidrs, podCidrs, openHostPorts, seesBridged });
-    return rules + senders.join("");
+    const ranges = { cidr, ipv6Cidr: ipv6?.cidr, denyCidrs, podCidrs };
+    return networkRules({ table, bridgeName, ...ranges, outbound, openHostPorts, seesBridged }) + senders.join("");
+  }
+
+  /** The same with the MACs that a runtime's plugin has given. */
+  async #attachedAsAdopted(): Promise<Attachment[]> {
+    const adoptedMac = async (link: string) => (await readFileIfExists(`/sys/class/net/${link}/ifalias`))?.trim();
+    return await Promise.all(
+      (await this.#attached()).map(async (each) => ({ ...each, mac: (await adoptedMac(each.link)) || each.mac })),
+    );
   }
 
   /** Machines with an interface on this host. */
@@ -456,6 +460,7 @@ export class HostNetwork {
 
   async #admit(attachment: Attachment): Promise<void> {
     await this.#onRules(nft(admission(this.#names.table, attachment)));
+    if (attachment.ipv6 !== undefined) await this.#onRules(ip(neighbours(this.#names.bridge, attachment)));
   }
 
   /** For work that needs the rules. When they are gone, the next attempt makes them again. */
@@ -478,10 +483,13 @@ export class HostNetwork {
   }
 
   #describe(machineId: string, address: string, namespace: boolean): Attachment {
+    const { prefix, gateway, ipv6 } = this.range.inUse;
+    const own = ipv6 && { address: ipv6Of({ prefix, ipv6 }, address), gateway: ipv6.gateway };
     return {
       address,
-      prefix: this.range.inUse.prefix,
-      gateway: this.range.inUse.gateway,
+      prefix,
+      gateway,
+      ipv6: own && { ...own, gatewayMac: macOf(gateway) },
       link: this.#names.link(machineId),
       mac: macOf(address),
       netns: namespace ? join(NETNS_DIR, this.#names.netns(machineId)) : undefined,
@@ -490,7 +498,15 @@ export class HostNetwork {
 }
 
 const admission = (table: string, attachment: Attachment) =>
-  holdSender(table, attachment) + hairpinRule(table, attachment.address);
+  [
+    holdSender(table, attachment),
+    hairpinRule(table, attachment.address),
+    attachment.ipv6 === undefined ? "" : hairpinRule(table, attachment.ipv6.address),
+  ].join("");
+
+/** `10.99.0.1/16`: of the bridge. */
+const gatewaysOf = ({ gateway, prefix, ipv6 }: Subnet): string[] =>
+  [`${gateway}/${prefix}`, ipv6 === undefined ? [] : `${ipv6.gateway}/${ipv6.cidr.split("/")[1]}`].flat();
 
 /** A locally administered address made of the IPv4 address. */
 function macOf(address: string): string {
@@ -508,6 +524,11 @@ async function removeUnlessGone(path: string, command: string): Promise<void> {
   } catch (thrown) {
     if (existsSync(path)) throw thrown;
   }
+}
+
+async function takeDown({ bridge, table }: NetworkNames): Promise<void> {
+  if (isLink(bridge)) await ip([`link delete ${bridge}`]);
+  for (const family of ["inet", "netdev"]) await nft(`add table ${family} ${table}\ndelete table ${family} ${table}\n`);
 }
 
 async function nft(script: string): Promise<void> {

@@ -8,13 +8,15 @@ import {
   type Logger,
   type MachineSpec,
   otherNodesMachine,
+  parseIpv4Range,
+  parseIpv6Range,
   PodRangeBook,
   type PodRangesProvider,
   ProviderError,
 } from "../../../src/provider/kit/index.ts";
 import { writeJson } from "../host/files.ts";
 import { TornFiles } from "../host/torn-files.ts";
-import { hostsOwn } from "./host-ranges.ts";
+import { hostsOwn, hostsOwnIpv6 } from "./host-ranges.ts";
 import { parseSubnet } from "./ipam.ts";
 import { DEFAULT_BRIDGE, type HostNetwork, type NetworkOptions } from "./network.ts";
 import { OF_THE_NODE } from "./range.ts";
@@ -55,7 +57,7 @@ export class NodeRange {
         writeJson(file, next ?? null, { flush: true });
         logger.info({ range: next?.range, labels: next?.labels }, "The range of the machines' addresses was told");
       },
-      fault: (range) => sizeFault(range.text) ?? hostsOwn(range, bridge),
+      fault: (range) => sizeFault(range) ?? takenBy(range, bridge),
       use: (range) => network.moveTo(range),
     });
     this.api = this.#book;
@@ -74,8 +76,15 @@ function sizeFault(range: string): string | undefined {
     parseSubnet(range);
     return undefined;
   } catch {
-    return "this backend wants a prefix of 8 to 29";
+    return "this backend wants a prefix of 8 to 29, and an IPv6 range with room for as many machines";
   }
+}
+
+/** What this host has of it elsewhere. */
+function takenBy(range: string, bridge: string): string | undefined {
+  const [ipv4 = "", ipv6] = range.split(",");
+  const fault = hostsOwn(parseIpv4Range(ipv4)!, bridge);
+  return fault ?? (ipv6 === undefined ? undefined : hostsOwnIpv6(parseIpv6Range(ipv6)!, bridge));
 }
 
 function isKept(value: unknown): value is KeptPodRanges | null {

@@ -2,11 +2,11 @@
 import { readFileSync } from "node:fs";
 import { BlockList } from "node:net";
 import { join } from "node:path";
-import { inRanges, parseIpv4Range, ProviderError } from "../../../src/provider/kit/index.ts";
+import { inRanges, parseIpv4Range, parseIpv6Range, ProviderError } from "../../../src/provider/kit/index.ts";
 import { isMissing, readFileIfExists, writeFileAtomic } from "../host/files.ts";
 import { HostError } from "../host/host-error.ts";
-import { hostsOwn } from "./host-ranges.ts";
-import { NO_RANGE, parseSubnet, type Subnet } from "./ipam.ts";
+import { hostsOwn, hostsOwnIpv6 } from "./host-ranges.ts";
+import { NO_RANGE, parseSubnet, rangeText, type Subnet } from "./ipam.ts";
 import { runSoon } from "./tools.ts";
 
 export const DEFAULT_CIDR = "10.99.0.0/16";
@@ -42,8 +42,8 @@ export class BridgeRange {
   get waitsFor(): string | undefined {
     if (!this.#isNodes) return undefined;
     if (this.#subnet === undefined) return NO_RANGE;
-    if (this.#wanted === undefined || this.#wanted.cidr === this.#subnet.cidr) return undefined;
-    return `machines still have addresses of ${this.#subnet.cidr}: new ones wait until they are deleted, and then get theirs of the Node's podCIDR ${this.#wanted.cidr}`;
+    if (this.#wanted === undefined || this.next === undefined) return undefined;
+    return `machines still have addresses of ${rangeText(this.#subnet)}: new ones wait until they are deleted, and then get theirs of the Node's podCIDR ${rangeText(this.#wanted)}`;
   }
 
   /** Of a Node: takes effect when nothing has an address of the one in use. */
@@ -53,7 +53,8 @@ export class BridgeRange {
 
   /** What is wanted, unless it is in use already. */
   get next(): Subnet | undefined {
-    return this.#wanted?.cidr === this.#subnet?.cidr ? undefined : this.#wanted;
+    const isInUse = this.#wanted && this.#subnet && rangeText(this.#wanted) === rangeText(this.#subnet);
+    return isInUse === true ? undefined : this.#wanted;
   }
 
   /** From now on addresses are of this one. Nothing may have one. */
@@ -70,7 +71,7 @@ export class BridgeRange {
 
   /** A bridge whose leases were given out of another range would route wrongly: say so instead. */
   async claim(leases: number): Promise<void> {
-    const { cidr } = this.inUse;
+    const cidr = rangeText(this.inUse);
     const before = await readFileIfExists(this.#file);
     if (before !== undefined && before !== cidr && leases > 0)
       throw new HostError(
@@ -82,11 +83,14 @@ export class BridgeRange {
   /** If something else has a machine's address, either it or the machine would not be reached. */
   async assertOwn(bridge: string): Promise<void> {
     if (this.#subnet === undefined) return;
-    const { cidr, prefix } = this.#subnet;
+    const { cidr, prefix, ipv6 } = this.#subnet;
+    const where = this.#isNodes ? "the Node's podCIDR" : "network.cidr";
+    const ipv6Fault = ipv6 && hostsOwnIpv6(parseIpv6Range(ipv6.cidr)!, bridge);
+    if (ipv6Fault !== undefined) throw new HostError(`${where} ${ipv6!.cidr}: ${ipv6Fault}: choose another range`);
     if (this.#isNodes) {
       const fault = hostsOwn(parseIpv4Range(cidr)!, bridge);
       if (fault === undefined) return;
-      throw new HostError(`the Node's podCIDR ${cidr}: ${fault}`);
+      throw new HostError(`${where} ${cidr}: ${fault}`);
     }
     const range = new BlockList();
     range.addSubnet(cidr.split("/")[0]!, prefix);
@@ -96,7 +100,7 @@ export class BridgeRange {
     for (const { ifname, addr_info: addresses = [] } of interfaces) {
       const taken = addresses.find(({ local }) => range.check(local));
       if (ifname !== bridge && taken !== undefined)
-        throw new HostError(`network.cidr ${cidr}: this host has ${taken.local} on ${ifname}: choose another range`);
+        throw new HostError(`${where} ${cidr}: this host has ${taken.local} on ${ifname}: choose another range`);
     }
   }
 

@@ -10,6 +10,8 @@ interface NetworkRules {
   bridgeName: string;
   /** Of the machines. */
   cidr: string;
+  /** Of the machines, where they have that too. */
+  ipv6Cidr?: string | undefined;
   outbound: "allow" | "deny";
   denyCidrs: readonly string[];
   /** Of machines on other hosts. */
@@ -21,16 +23,23 @@ interface NetworkRules {
 
 /** Pairs of a machine's address with itself. */
 const HAIRPINS = "hairpins";
+const HAIRPINS_IPV6 = "hairpins6";
+
+/** `ip saddr 10.0.0.0/8`, `ip6 daddr fd00::/8`. */
+const end = (which: "saddr" | "daddr", cidr: string) => `${cidr.includes(":") ? "ip6" : "ip"} ${which} ${cidr}`;
 
 /** Replaces the rules in one transaction; sets and maps keep their elements. @returns a script for `nft -f` */
 export function networkRules(wanted: NetworkRules): string {
-  const { table, bridgeName, cidr, outbound, denyCidrs, podCidrs, openHostPorts, seesBridged } = wanted;
+  const { table, bridgeName, cidr, ipv6Cidr, outbound, denyCidrs, podCidrs, openHostPorts, seesBridged } = wanted;
+  const own = [cidr, ipv6Cidr ?? []].flat();
   const bridge = `"${bridgeName}"`;
   const ports = `{ ${openHostPorts.join(", ")} }`;
-  const denied = denyCidrs.map((denyCidr) => `iifname ${bridge} ip daddr ${denyCidr} drop`);
+  const denied = denyCidrs.map((denyCidr) => `iifname ${bridge} ${end("daddr", denyCidr)} drop`);
   const open =
     openHostPorts.length === 0 ? [] : [`iifname ${bridge} meta l4proto { tcp, udp } th dport ${ports} accept`];
-  const forwards = HOST_PORT_MAPS.map((map) => `fib daddr type local dnat ip to ${KEYS[map].of} map @${map}`);
+  const [atOne, ofAll, ofAllIpv6] = HOST_PORT_MAPS.map(
+    (map) => `fib daddr type local dnat ${map === "host_ports6" ? "ip6" : "ip"} to ${KEYS[map].of} map @${map}`,
+  );
   const chains: Record<string, [family: string, hook: string, rules: string[]]> = {
     forward: [
       "inet",
@@ -39,7 +48,7 @@ export function networkRules(wanted: NetworkRules): string {
         `iifname ${bridge} oifname ${bridge} accept`,
         `iifname ${bridge} ct state established,related accept`,
         ...denied,
-        ...podCidrs.map((podCidr) => `iifname ${bridge} ip daddr ${podCidr} accept`),
+        ...podCidrs.map((podCidr) => `iifname ${bridge} ${end("daddr", podCidr)} accept`),
         ...(outbound === "allow" ? [] : [`iifname ${bridge} drop`]),
       ],
     ],
@@ -54,21 +63,26 @@ export function networkRules(wanted: NetworkRules): string {
         `iifname ${bridge} drop`,
       ],
     ],
-    prerouting: ["inet", "type nat hook prerouting priority dstnat; policy accept;", forwards],
+    prerouting: ["inet", "type nat hook prerouting priority dstnat; policy accept;", [atOne!, ofAll!, ofAllIpv6!]],
     output: [
       "inet",
       "type nat hook output priority -100; policy accept;",
       // The host's own loopback is its programs': of that, machines have what they ask for by address.
-      [forwards[0]!, `ip daddr != 127.0.0.0/8 ${forwards[1]!}`],
+      [atOne!, `ip daddr != 127.0.0.0/8 ${ofAll!}`, `ip6 daddr != ::1 ${ofAllIpv6!}`],
     ],
     postrouting: [
       "inet",
       "type nat hook postrouting priority srcnat; policy accept;",
       [
         // Between pods there is no other address than a pod's own.
-        ...podCidrs.map((podCidr) => `ip saddr ${cidr} ip daddr ${podCidr} oifname != ${bridge} accept`),
-        `ip saddr ${cidr} oifname != ${bridge} masquerade`,
+        ...podCidrs.flatMap((podCidr) =>
+          own
+            .filter((each) => each.includes(":") === podCidr.includes(":"))
+            .map((each) => `${end("saddr", each)} ${end("daddr", podCidr)} oifname != ${bridge} accept`),
+        ),
+        ...own.map((each) => `${end("saddr", each)} oifname != ${bridge} masquerade`),
         `oifname ${bridge} ip saddr . ip daddr @${HAIRPINS} ct status dnat masquerade`,
+        `oifname ${bridge} ip6 saddr . ip6 daddr @${HAIRPINS_IPV6} ct status dnat masquerade`,
         // An answer to what was sent to another address has to come back through these rules. Where they see what is
         // bridged it does so by itself, and a machine is told whose call it is.
         ...(seesBridged ? [] : [`ip saddr ${cidr} ip daddr ${cidr} oifname ${bridge} ct status dnat masquerade`]),
@@ -83,9 +97,8 @@ export function networkRules(wanted: NetworkRules): string {
     senderTable(table).trim(),
     `add table inet ${table}`,
     `add set inet ${table} ${HAIRPINS} { type ipv4_addr . ipv4_addr; }`,
-    ...HOST_PORT_MAPS.map(
-      (map) => `add map inet ${table} ${map} { type ${KEYS[map].type} : ipv4_addr . inet_service; }`,
-    ),
+    `add set inet ${table} ${HAIRPINS_IPV6} { type ipv6_addr . ipv6_addr; }`,
+    ...HOST_PORT_MAPS.map((map) => `add map inet ${table} ${map} { type ${KEYS[map].type} . inet_service; }`),
   ];
   for (const [name, [family, hook, rules]] of Object.entries(chains)) {
     lines.push(`add chain ${family} ${table} ${name} { ${hook} }`, `flush chain ${family} ${table} ${name}`);
@@ -96,19 +109,29 @@ export function networkRules(wanted: NetworkRules): string {
 
 /** A machine may call itself by another address. It stays when the machine goes: it is as true of the next one. */
 export function hairpinRule(table: string, address: string): string {
-  return `add element inet ${table} ${HAIRPINS} { ${address} . ${address} }\n`;
+  const set = address.includes(":") ? HAIRPINS_IPV6 : HAIRPINS;
+  return `add element inet ${table} ${set} { ${address} . ${address} }\n`;
 }
 
-/** Of ports of one address alone, and of ports of all: which of them is asked first. */
-export const HOST_PORT_MAPS = ["host_ports_at", "host_ports"] as const;
+/** Of ports of one address alone, of all of IPv4, and of all of IPv6: in which order they are asked. */
+export const HOST_PORT_MAPS = ["host_ports_at", "host_ports", "host_ports6"] as const;
 
 const KEYS: Record<(typeof HOST_PORT_MAPS)[number], { type: string; of: string }> = {
-  host_ports_at: { type: "ipv4_addr . inet_proto . inet_service", of: "ip daddr . meta l4proto . th dport" },
-  host_ports: { type: "inet_proto . inet_service", of: "meta l4proto . th dport" },
+  host_ports_at: {
+    type: "ipv4_addr . inet_proto . inet_service : ipv4_addr",
+    of: "ip daddr . meta l4proto . th dport",
+  },
+  host_ports: { type: "inet_proto . inet_service : ipv4_addr", of: "meta l4proto . th dport" },
+  host_ports6: { type: "inet_proto . inet_service : ipv6_addr", of: "meta l4proto . th dport" },
 };
 
-/** `tcp . 8080`, or `127.0.0.1 . tcp . 8080` -> `10.99.0.2 . 80`. */
+/** Before the key of a port of all IPv6 addresses, as it is known here: nft knows it by its map. */
+export const IPV6_KEY = ":: . ";
+
+/** `tcp . 8080`, or `127.0.0.1 . tcp . 8080` -> `10.99.0.2 . 80`; `:: . tcp . 8080` -> `fd00::2 . 80`. */
 export function hostPortRule(verb: "add" | "delete", table: string, key: string, target: string): string {
+  if (key.startsWith(IPV6_KEY))
+    return `${verb} element inet ${table} host_ports6 { ${key.slice(IPV6_KEY.length)} : ${target} }\n`;
   const map = key.split(" . ").length === 3 ? "host_ports_at" : "host_ports";
   return `${verb} element inet ${table} ${map} { ${key} : ${target} }\n`;
 }

@@ -1,20 +1,27 @@
 /**
- * What a machine may put on its link, as text for nft: IPv4 and ARP from its own two addresses, and nothing else. The
+ * What a machine may put on its link, as text for nft: IPv4 and ARP from its own two addresses, IPv6 from its own one
+ * to this host, which routes it (second-family.ts), and nothing else. The
  * rules stand where a frame enters this host (netdev, ingress), before the bridge learns from it, before a group
  * address that bridges keep for themselves hands it past all other rules to the host's own stack, and for whatever
  * shape it has.
  */
+import type { Ipv6Attachment } from "./second-family.ts";
 
 interface SenderLink {
   /** Name of the interface on this host's side. */
   link: string;
   address: string;
   mac: string;
+  ipv6?: Ipv6Attachment | undefined;
 }
 
 /** Bridges neither forward nor filter these: IEEE 802.1D, 7.12.6. */
 const LINK_LOCAL_GROUPS = "01:80:c2:00:00:00";
 const LINK_LOCAL_MASK = "ff:ff:ff:ff:ff:f0";
+
+/** By these a machine would pass for a router, or for another machine. */
+const DISCOVERY =
+  "{ nd-router-solicit, nd-router-advert, nd-neighbor-solicit, nd-neighbor-advert, nd-redirect, mld2-listener-report, mld-listener-report, mld-listener-done }";
 
 /** The table, for the beginning of a script that has chains in it. */
 export function senderTable(table: string): string {
@@ -24,15 +31,21 @@ export function senderTable(table: string): string {
 /**
  * Holds the link to the machine's own addresses; what is there already is replaced in one step. The link must exist.
  */
-export function holdSender(table: string, { link, address, mac }: SenderLink): string {
+export function holdSender(table: string, { link, address, mac, ipv6 }: SenderLink): string {
   const rules = [
     // By a look at the type alone: where a tag stands before it, only such a look sees the tag on all kernels
     // (CVE-2021-27853).
-    "ether type != { ip, arp } drop",
+    `ether type != { ip, arp${ipv6 === undefined ? "" : ", ip6"} } drop`,
     `ether saddr != ${mac} drop`,
     `ether daddr & ${LINK_LOCAL_MASK} == ${LINK_LOCAL_GROUPS} drop`,
     `ether type ip ip saddr ${address} accept`,
     `ether type arp arp htype 1 arp ptype ip arp hlen 6 arp plen 4 arp saddr ether ${mac} arp saddr ip ${address} accept`,
+    ...(ipv6 === undefined
+      ? []
+      : [
+          `ether type ip6 icmpv6 type ${DISCOVERY} drop`,
+          `ether type ip6 ether daddr ${ipv6.gatewayMac} ip6 saddr ${ipv6.address} accept`,
+        ]),
   ];
   return [
     `add chain netdev ${table} ${link} { type filter hook ingress device "${link}" priority 0; policy drop; }`,

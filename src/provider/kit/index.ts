@@ -142,6 +142,9 @@ export {
   ipv4Text,
   overlaps,
   parseIpv4Range,
+  parseIpv6Range,
+  type Ipv6Range,
+  ipv6Text,
 } from "../../util/cidr.ts";
 export { bisect } from "../../util/bisect.ts";
 export { systemClock, type Clock } from "../../util/clock.ts";

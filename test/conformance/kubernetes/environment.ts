@@ -18,7 +18,7 @@ import { must, waitFor } from "../../e2e/harness/wait.ts";
 import { missingForContainerd } from "../../support/containerd.ts";
 import { type ContainerEngine, engineOnThisHost } from "../../support/engines.ts";
 import { startRegistry, type TestRegistry } from "../../support/registry.ts";
-import { hostAddress, hostAddresses, serviceCidr } from "./namespaces.ts";
+import { hostAddress, hostAddresses, hostIpv6Addresses, serviceCidr, serviceIpv6Cidr } from "./namespaces.ts";
 
 export const nodeNames = ["node-a", "node-b"] as const;
 
@@ -26,6 +26,7 @@ export const nodeNames = ["node-a", "node-b"] as const;
 export const environmentPrograms = [buildControlPlane, buildKubeProxy, buildCoreDns, missingForContainerd] as const;
 
 export const machineCidr = "10.99.0.0/16";
+const machineIpv6Cidr = "fd00:10:99::/64";
 /** With a backend for each node. */
 const machineCidrs = ["10.99.0.0/17", "10.99.128.0/17"] as const;
 const dnsAddress = "10.96.0.10";
@@ -75,6 +76,8 @@ export interface EnvironmentOptions {
   kubeProxy?: boolean | undefined;
   /** Whether kube-router's firewall runs on this host: it takes it for one node's, so there is one. Default false. */
   networkPolicies?: boolean | undefined;
+  /** Whether machines, Services and nodes have IPv6 addresses, too: engines cri and oci. Default false. */
+  dualStack?: boolean | undefined;
   /** Ports of this host that machines reach, besides those of the control plane. */
   openHostPorts?: readonly number[] | undefined;
 }
@@ -88,6 +91,7 @@ export async function startEnvironment({
   plugins,
   host = { namespaces: ["*"] },
   kubeProxy = true,
+  dualStack = false,
   openHostPorts = [],
 }: EnvironmentOptions = {}): Promise<Environment> {
   const { missing } = await engineOnThisHost(engine);
@@ -104,7 +108,8 @@ export async function startEnvironment({
     await registry.stop();
   };
   try {
-    cluster = await startSuiteCluster();
+    cluster = await startSuiteCluster({ dualStack });
+    const ranges = dualStack ? `${machineCidr},${machineIpv6Cidr}` : machineCidr;
     const apiPort = portOf(cluster);
     const { sandbox } = cluster;
     const newBackend = (cidr: string, more: Partial<BackendOptions> = {}) =>
@@ -129,9 +134,9 @@ export async function startEnvironment({
     if (zones)
       for (const [index, zone] of nodeNames.entries())
         backends.push(await newBackend(machineCidrs[index]!, { name: `backend-${zone}`, config: { zone } }));
-    else backends.push(await newBackend(machineCidr));
+    else backends.push(await newBackend(ranges));
     const providers = backends.map(({ provider }) => provider);
-    const started = await startNodes(cluster, { providers, cidr: machineCidr, nodes, node, kubeProxy });
+    const started = await startNodes(cluster, { providers, cidr: ranges, nodes, node, kubeProxy });
     if (networkPolicies) await startFirewall(cluster);
     return { cluster, registry, backend: backends[0]!, backends, ...started, [Symbol.asyncDispose]: dispose };
   } catch (thrown) {
@@ -144,7 +149,7 @@ export function startSuiteRegistry(): Promise<TestRegistry> {
   return startRegistry({ port: registryPort });
 }
 
-export function startSuiteCluster(): Promise<Cluster> {
+export function startSuiteCluster({ dualStack = false } = {}): Promise<Cluster> {
   return startCluster({
     apiServerFlags: [
       "--bind-address=0.0.0.0",
@@ -152,16 +157,18 @@ export function startSuiteCluster(): Promise<Cluster> {
       "--endpoint-reconciler-type=lease",
       // Inside the cluster, the certificate is good for the Service's name, not for the host's address.
       "--service-account-jwks-uri=https://kubernetes.default.svc/openid/v1/jwks",
+      ...(dualStack ? [`--service-cluster-ip-range=${serviceCidr},${serviceIpv6Cidr}`] : []),
     ],
   });
 }
 
+const isDual = (cidr: string) => cidr.includes(",");
 const portOf = ({ url }: Cluster) => Number(new URL(url).port);
 
 interface NodesOptions {
   /** Of each node, in the order of their names, or one of all. */
   providers: readonly Json[];
-  /** Range of the machines' addresses. */
+  /** Range of the machines' addresses, or one of each family: then the nodes have an address of each, too. */
   cidr: string;
   nodes?: number | undefined;
   node?: Json;
@@ -176,6 +183,7 @@ export async function startNodes(
   const agents: AgentProcess[] = [];
   for (const [index, nodeName] of nodeNames.slice(0, nodes).entries()) {
     const address = hostAddresses[index]!;
+    const ipv6 = isDual(cidr) ? [hostIpv6Addresses[index]!] : [];
     const agent = await startAgent({
       sandbox: cluster.sandbox,
       kubeconfig: await cluster.userKubeconfig(`system:node:${nodeName}`, ["system:nodes"]),
@@ -184,7 +192,7 @@ export async function startNodes(
       provider: providers[index] ?? providers[0]!,
       node: {
         taints: [],
-        addresses: [address],
+        addresses: [address, ...ipv6],
         // Where pods have no access to a host, a path of their own machine.
         allowHostPath: true,
         capacity: { cpu: "16", memory: "32Gi", pods: "110", "ephemeral-storage": "100Gi" },
@@ -222,7 +230,10 @@ async function startKubeProxy({ sandbox, userKubeconfig }: Cluster, cidr: string
     `--cluster-cidr=${cidr}`,
     `--hostname-override=${nodeNames[0]}`,
     // It is the other node's as well.
-    `--nodeport-addresses=${hostAddresses.map((address) => `${address}/32`).join(",")}`,
+    `--nodeport-addresses=${[
+      ...hostAddresses.map((address) => `${address}/32`),
+      ...(isDual(cidr) ? hostIpv6Addresses.map((address) => `${address}/128`) : []),
+    ].join(",")}`,
     // Zero: leave the host's limits of connection tracking alone. The last is this network's own.
     "--conntrack-max-per-core=0",
     "--conntrack-tcp-timeout-established=0",

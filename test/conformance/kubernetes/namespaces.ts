@@ -14,10 +14,16 @@ const INSIDE = "VMLET_CONFORMANCE_INSIDE";
 /** The host's addresses in its network, of RFC 5737: each node has one, as if it had a host to itself. */
 export const hostAddresses = ["192.0.2.10", "192.0.2.11"] as const;
 
+/** The same of IPv6, of RFC 3849. */
+export const hostIpv6Addresses = ["2001:db8::10", "2001:db8::11"] as const;
+
 /** Machines reach the API server and the DNS server by it. */
 export const hostAddress = hostAddresses[0];
 
 export const serviceCidr = "10.96.0.0/16";
+
+/** Of a cluster of two families. */
+export const serviceIpv6Cidr = "fd00:10:96::/112";
 
 export function isInside(): boolean {
   return process.env[INSIDE] === "1";
@@ -68,10 +74,12 @@ export async function setUp(): Promise<Omit<HostFacts, "hostAccess">> {
       // Not every kernel has dummy links; of a pair, the other end just lies there.
       "link add host0 type veth peer name host1",
       ...hostAddresses.map((address) => `address add ${address}/24 dev host0`),
+      ...hostIpv6Addresses.map((address) => `address add ${address}/64 dev host0 nodad`),
       "link set host0 up",
       "link set host1 up",
       // A packet of the host itself needs a route before kube-proxy's rules see it.
       `route add ${serviceCidr} dev host0`,
+      `route add ${serviceIpv6Cidr} dev host0`,
       "",
     ].join("\n"),
   });

@@ -43,6 +43,7 @@ const { values: options } = parseArgs({
     within: { type: "string" },
     untagged: { type: "boolean", default: false },
     "network-policies": { type: "boolean", default: false },
+    "dual-stack": { type: "boolean", default: false },
     engine: { type: "string", default: chosenEngine("oci") },
     attempts: { type: "string", default: "1" },
   },
@@ -82,7 +83,7 @@ async function main(): Promise<number> {
   process.once("SIGINT", () => abort.abort());
   await using environment = await (engine === "incus"
     ? startIncusEnvironment()
-    : startEnvironment({ engine, networkPolicies }));
+    : startEnvironment({ engine, networkPolicies, dualStack: options["dual-stack"] }));
   console.log(`control plane, backend and agents log to ${environment.cluster.sandbox.dir}`);
   const repositories = join(reportDir, "repositories.yaml");
   await writeFile(repositories, stringify(repositoryList(environment.registry.host)));

@@ -98,11 +98,23 @@ test.each([
   ["listen: { port: 1 }\nengine: { type: vm, network: { bridge: Br-0 } }", "engine.network.bridge: must be 1 to 10"],
   [
     "listen: { port: 1 }\nengine: { type: oci, network: { denyCidrs: [x] } }",
-    "engine.network.denyCidrs[0]: must be an IPv4 range",
+    "engine.network.denyCidrs[0]: must be a range",
   ],
   [
     "listen: { port: 1 }\nengine: { type: cri, network: { podCidrs: [10.96.0.1] } }",
-    "engine.network.podCidrs[0]: must be an IPv4 range",
+    "engine.network.podCidrs[0]: must be a range",
+  ],
+  [
+    "listen: { port: 1 }\nengine: { type: cri, network: { cidr: 'fd00::/64' } }",
+    "engine.network.cidr: must be an IPv4 range with a prefix of 8 to 29, such as 10.99.0.0/16, after a comma",
+  ],
+  [
+    "listen: { port: 1 }\nengine: { type: cri, network: { cidr: '10.99.0.0/16,fd00::/120' } }",
+    "engine.network.cidr: must be an IPv4 range with a prefix of 8 to 29, such as 10.99.0.0/16, after a comma",
+  ],
+  [
+    "listen: { port: 1 }\nengine: { type: vm, network: { cidr: '10.99.0.0/16,fd00::/64' } }",
+    "engine.network.cidr: must be an IPv4 range or node: machines of engine vm have IPv4 alone",
   ],
   [
     "listen: { port: 1 }\nengine: { type: oci, network: { cidr: node } }",

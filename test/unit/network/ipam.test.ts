@@ -4,6 +4,8 @@ import { join } from "node:path";
 import fc from "fast-check";
 import { afterEach, beforeEach, describe, expect, test } from "vitest";
 import { Ipam, parseSubnet } from "../../../providers/local/network/ipam.ts";
+import { ipv6Of } from "../../../providers/local/network/second-family.ts";
+import { ipv4Text } from "../../../src/util/cidr.ts";
 import { runs } from "../../support/runs.ts";
 
 describe("address ranges", () => {
@@ -17,6 +19,20 @@ describe("address ranges", () => {
   test.each(["10.0.0.0", "10.0.0.0/30", "10.0.0.0/7", "300.0.0.0/16", "fd00::/64", ""])(
     "%j is refused with the cure",
     (cidr) => expect(() => parseSubnet(cidr)).toThrow("such as 10.99.0.0/16"),
+  );
+  test("of two families: the same place in both", () => {
+    const { ipv6, ...ipv4 } = parseSubnet("10.1.2.77/24,fd00:1::7/64");
+    expect([ipv4.cidr, ipv6?.cidr, ipv6?.gateway]).toEqual(["10.1.2.0/24", "fd00:1::/64", "fd00:1::1"]);
+    const subnet = { prefix: ipv4.prefix, ipv6: ipv6! };
+    expect(["10.1.2.2", "10.1.2.254"].map((address) => ipv6Of(subnet, address))).toEqual(["fd00:1::2", "fd00:1::fe"]);
+  });
+  test("the IPv6 range may be as small as the IPv4 one", () => {
+    const { prefix, ipv6, last } = parseSubnet("10.8.0.0/13,fd00:1::/109");
+    expect(ipv6Of({ prefix, ipv6: ipv6! }, ipv4Text(last))).toBe("fd00:1::7:fffe");
+  });
+  test.each([",", "fd00::/121", "10.9.0.0/16", "fd00::", "fd00::/64,fd01::/64", "fd00::/7"])(
+    "%j beside an IPv4 range is refused with the cure",
+    (second) => expect(() => parseSubnet(`10.1.2.0/24,${second}`)).toThrow("such as fd00:10:99::/64"),
   );
 });
 

@@ -3,13 +3,13 @@ import { mkdirSync, mkdtempSync, readFileSync, rmdirSync, writeFileSync } from "
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { beforeEach, describe, expect, test, vi } from "vitest";
-import { hostsOwn } from "../../../providers/local/network/host-ranges.ts";
+import { hostsOwn, hostsOwnIpv6 } from "../../../providers/local/network/host-ranges.ts";
 import { HostNetwork, type NetworkOptions, refusedRanges } from "../../../providers/local/network/network.ts";
 import { NodeRange } from "../../../providers/local/network/node-range.ts";
 import { ownerLabels } from "../../../src/provider/owner.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
-import { parseIpv4Range } from "../../../src/util/cidr.ts";
+import { parseIpv4Range, parseIpv6Range } from "../../../src/util/cidr.ts";
 import { settle } from "../../support/virtual-clock.ts";
 
 const OWN = ownerLabels("c1", "burst-0");
@@ -66,6 +66,48 @@ describe("the range of a backend whose addresses are a Node's", () => {
       expect(await put(["198.18.7.0/24", "fd00::/64"])).toMatchObject({ ranges: ["198.18.7.0/24"], state: "ready" });
     expect([serves(OWN), network.range.subnet?.gateway]).toEqual([true, "198.18.7.1"]);
     expect(serves({})).toBe(true);
+  });
+
+  describe("of both families, where its owner allows IPv6", () => {
+    const podCidrs = ["198.18.0.0/16", "fd00:10::/48"];
+    const node = ["198.18.7.0/24", "fd00:10:0:7::/64"];
+    beforeEach(() => begin({ podCidrs }));
+
+    test("is both of the Node's, whose machines have an address of each", async () => {
+      expect(await put(node)).toMatchObject({ within: podCidrs, ranges: node, state: "ready" });
+      expect(await put(node.toReversed())).toMatchObject({ ranges: node, state: "ready" });
+      expect(network.addressesOf("198.18.7.9")).toEqual(["198.18.7.9", "fd00:10:0:7::9"]);
+    });
+
+    test("is the IPv4 one of a Node that has no other", async () => {
+      expect(await put(["198.18.7.0/24"])).toMatchObject({ ranges: ["198.18.7.0/24"], state: "ready" });
+      expect(network.addressesOf("198.18.7.9")).toEqual(["198.18.7.9"]);
+    });
+
+    test("waits for machines that have IPv4 alone", async () => {
+      lease("198.18.7.2", "198.18.7.0/24");
+      begin({ podCidrs });
+      const waiting = await put(node);
+      expect(waiting).toMatchObject({ ranges: node, state: "waiting" });
+      expect(waiting.message).toContain(`addresses of 198.18.7.0/24: new ones wait`);
+    });
+
+    test.each([
+      [["198.18.7.0/24", "fd00:11::/64"], "lies outside of what this backend's owner allows"],
+      [["198.18.7.0/24", "fe80::/64"], "loopback, link-local, multicast"],
+      [["198.18.7.0/24", "fd00:10:0:7::/64", "fd00:10:0:8::/64"], "is of the same family"],
+      [["fd00:10:0:7::/64"], "the Node needs an IPv4 podCIDR too"],
+      [["198.18.7.0/24", "fd00:10:0:7::/121"], "an IPv6 range with room for as many machines"],
+    ])("is not %j: %s", async (ranges, why) => {
+      await expect(put(ranges)).rejects.toThrow(why);
+    });
+
+    test("is none that this host has elsewhere", async () => {
+      const interfaces = { eth0: [{ family: "IPv6", address: "fd00:10:0:7::5", cidr: "fd00:10:0:7::5/64" }] };
+      const range6 = parseIpv6Range("fd00:10:0:7::/64")!;
+      expect(hostsOwnIpv6(range6, "vmlet0", interfaces as never)).toBe("this host has fd00:10:0:7::5/64 on eth0");
+      expect(hostsOwnIpv6(range6, "eth0", interfaces as never)).toBeUndefined();
+    });
   });
 
   test("is found again by the next backend", async () => {
@@ -128,7 +170,12 @@ describe("the range of a backend whose addresses are a Node's", () => {
     await put(["198.18.7.0/24"]);
     const ready = Promise.withResolvers<void>();
     vi.spyOn(network, "ensure").mockReturnValueOnce(ready.promise);
-    const adopted = network.adopt("m", { address: "198.18.7.2", link: "veth0", mac: "02:00:00:00:00:01" });
+    const adopted = network.adopt("m", {
+      address: "198.18.7.2",
+      link: "veth0",
+      mac: "02:00:00:00:00:01",
+      netns: () => "",
+    });
     await settle();
     expect(await put(["198.18.8.0/24"])).toMatchObject({ state: "waiting" });
     ready.resolve();
@@ -170,7 +217,12 @@ describe("the range of a backend whose addresses are a Node's", () => {
   });
 
   test("may be anywhere in the cluster's, of which no image is pulled", () => {
-    expect(refusedRanges(options)).toEqual(["198.18.0.0/16", "169.254.0.0/16"]);
+    expect(refusedRanges(options)).toEqual([
+      "198.18.0.0/16",
+      "169.254.0.0/16",
+      "fd00:ec2::254/128",
+      "fd20:ce::254/128",
+    ]);
   });
 
   test.each<[string, () => Promise<unknown>, string[]]>([

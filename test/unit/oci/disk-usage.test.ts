@@ -35,7 +35,7 @@ beforeEach(() => {
         socketPath: () => join(dir, "socket"),
       } as never,
       { attachment: { address: "10.0.0.2", netns: "/none" }, hostname: "h" } as never,
-      "10.0.0.2",
+      ["10.0.0.2"],
     );
   sandbox = open("m", "a");
 });

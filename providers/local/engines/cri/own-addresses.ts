@@ -23,13 +23,15 @@ export const wantsInfo = ({ network, frontDoor }: Pick<CriContext, "network" | "
   network !== undefined || frontDoor !== undefined;
 
 export async function ownAddresses(
-  { frontDoor }: Pick<CriContext, "frontDoor">,
+  { frontDoor, network }: Pick<CriContext, "frontDoor" | "network">,
   spec: MachineSpec,
   { status, info, signal }: RuntimeWord,
 ): Promise<OwnAddresses> {
   const own = onItsNetwork(spec, status);
   const [inner] = own;
-  if (frontDoor === undefined || inner === undefined) return { inner, shown: own };
+  if (inner === undefined) return { inner, shown: own };
+  if (frontDoor === undefined)
+    return { inner, shown: network === undefined || inner === "" ? own : network.addressesOf(inner) };
   return {
     inner,
     shown: [await frontDoor.lead({ address: inner, netns: networkNamespace(sandboxInfo(info)) }, signal)],

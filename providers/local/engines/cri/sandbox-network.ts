@@ -7,7 +7,7 @@ import type { MachineHome } from "../../engine.ts";
 import { containerPorts } from "../../network/host-ports.ts";
 import { isLink } from "../../network/links.ts";
 import type { CriContext } from "./context.ts";
-import { interfacesOf, sandboxInfo } from "./sandbox-info.ts";
+import { interfacesOf, networkNamespace, sandboxInfo } from "./sandbox-info.ts";
 
 interface RuntimeWord {
   address: string;
@@ -77,5 +77,6 @@ export async function rejoinNetwork(
 }
 
 function madeBy({ address, info }: RuntimeWord) {
-  return { address, ...interfacesOf(sandboxInfo(info)) };
+  const made = sandboxInfo(info);
+  return { address, ...interfacesOf(made), netns: () => networkNamespace(made) };
 }

@@ -119,7 +119,7 @@ export async function openSandbox(context: CriContext, home: MachineHome, signal
       client.within(undefined, signal),
     ),
     makeVolumes(home),
-    makeEtc(etc, spec, { hostname: kernelHostname(spec, id), address: undefined }),
+    makeEtc(etc, spec, { hostname: kernelHostname(spec, id), addresses: undefined }),
   ]);
   const { status, info } = await client.runtime.podSandboxStatus(
     { podSandboxId, verbose: wantsInfo(context) },

@@ -121,7 +121,7 @@ export async function openSandbox(context: OciContext, home: MachineHome, signal
   if (attachment !== undefined) await context.network.openHostPorts(home.id, containerPorts(spec));
   await mountTmpfs(join(dir, "shm"), { sizeBytes: SHM_BYTES, mode: "1777" });
   const shown = await shownAs(context, attachment, signal);
-  await makeEtc(join(dir, "etc"), spec, { hostname, address: shown });
+  await makeEtc(join(dir, "etc"), spec, { hostname, addresses: shown.length > 0 ? shown : undefined });
   if (attachment === undefined) await writeHosts(join(dir, "etc"), spec, []);
   await makeVolumes(home);
 
@@ -135,14 +135,15 @@ export async function openSandbox(context: OciContext, home: MachineHome, signal
   return new OciSandbox(context, home, record, shown);
 }
 
-/** What the machine is told, and others are, as its address. */
+/** What the machine is told, and others are, as its addresses. */
 async function shownAs(
   { frontDoor }: OciContext,
   attachment: Attachment | undefined,
   signal?: AbortSignal,
-): Promise<string | undefined> {
-  if (frontDoor === undefined || attachment === undefined) return attachment?.address;
-  return await frontDoor.lead({ address: attachment.address, netns: attachment.netns! }, signal);
+): Promise<readonly string[]> {
+  if (attachment === undefined) return [];
+  if (frontDoor === undefined) return [attachment.address, attachment.ipv6?.address ?? []].flat();
+  return [await frontDoor.lead({ address: attachment.address, netns: attachment.netns! }, signal)];
 }
 
 export async function recoverSandbox(context: OciContext, home: MachineHome): Promise<OciSandbox | undefined> {
@@ -188,12 +189,12 @@ export class OciSandbox implements Sandbox {
   readonly #meter: TreeMeter;
   #cancelWatch: (() => void) | undefined;
 
-  constructor(context: OciContext, home: MachineHome, record: SandboxRecord, shown: string | undefined) {
+  constructor(context: OciContext, home: MachineHome, record: SandboxRecord, shown: readonly string[]) {
     this.#context = context;
     this.#home = home;
     this.#record = record;
     const { attachment } = record;
-    this.addresses = shown === undefined ? [] : [shown];
+    this.addresses = shown;
     this.#relay =
       attachment &&
       new LoopbackRelay({ netns: attachment.netns!, socketPath: home.socketPath("relay"), clock: context.clock });
