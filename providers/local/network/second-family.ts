@@ -63,9 +63,11 @@ export async function routeIpv6(bridge: string): Promise<void> {
 
 /** Has a network namespace's eth0 have the address, and nothing but this host as its neighbour. Safe to repeat. */
 export async function addIpv6(netns: string, { address, gateway, gatewayMac }: Ipv6Attachment): Promise<void> {
-  // A host where it is off gives that on to new namespaces.
-  const turnOn = `echo 0 >/proc/sys/net/ipv6/conf/all/disable_ipv6 && exec "$0" -batch -`;
-  await runSoon("nsenter", [`--net=${netns}`, "sh", "-c", turnOn, findTool("ip")!], {
+  // Of its own accord it would go past the host when the kernel there redirects it. A host where IPv6 is off gives that on
+  // to new namespaces.
+  const turnOn = "echo 0 >all/disable_ipv6 && echo 0 >eth0/accept_redirects";
+  const script = `cd ${CONF} && ${turnOn} && exec "$0" -batch -`;
+  await runSoon("nsenter", [`--net=${netns}`, "sh", "-c", script, findTool("ip")!], {
     input: [
       // There is nobody to ask whether it is taken.
       `address replace ${address}/128 dev eth0 nodad`,

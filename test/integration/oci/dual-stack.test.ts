@@ -1,6 +1,8 @@
 /** A network of two families: what a machine's IPv6 address reaches, and what cannot be forged by it. */
+import { spawn } from "node:child_process";
+import { once } from "node:events";
 import { existsSync, readFileSync } from "node:fs";
-import { mkdtemp } from "node:fs/promises";
+import { mkdtemp, writeFile } from "node:fs/promises";
 import { createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -19,6 +21,16 @@ const socket = require("net").connect(Number(port), host);
 socket.setTimeout(700, () => process.exit(1));
 socket.on("connect", () => process.exit(refusal === "only" ? 1 : 0));
 socket.on("error", ({ code }) => process.exit(refusal !== "bad" && code === "ECONNREFUSED" ? 0 : 1));`;
+
+const ECHO = `const server = require("net").createServer((socket) => socket.pipe(socket));
+server.listen(0, "::", () => console.log(server.address().port));`;
+
+/** One line there and back, ten times. */
+const CONVERSE = `const socket = require("net").connect(Number(process.argv[2]), process.argv[1]);
+let times = 0;
+socket.setTimeout(3000, () => process.exit(1));
+socket.on("connect", () => socket.write("x"));
+socket.on("data", () => (++times === 10 ? process.exit(0) : socket.write("x")));`;
 
 /** A router advertisement, and that an address of another one's is here: the two lies of CVE-2020-10749 and of its kind. */
 const LIE = `import socket, sys
@@ -152,6 +164,53 @@ describe.skipIf(missing !== undefined)("a machine of two families", () => {
     await network.detach("a");
     expect(await neighbours()).not.toContain(ipv6Of(a));
   });
+
+  test("goes on by this host when the kernel there redirects it, to where its rules would not let it go", async () => {
+    const [a, b] = [await network.attachNamespace("a"), await network.attachNamespace("b")];
+    // Redirects are sent from a link-local address; the bridge has one by itself, a little later.
+    await run("ip", ["address", "replace", "fe80::1/64", "dev", options.bridge!, "nodad"]);
+    const echo = spawn("nsenter", [`--net=${b.netns}`, process.execPath, "-e", ECHO], {
+      stdio: ["ignore", "pipe", "inherit"],
+    });
+    const [port] = (await once(echo.stdout, "data")) as [Buffer];
+    try {
+      // Of an open connection the kernel takes a redirect from whoever it is.
+      await inside(a, process.execPath, "-e", CONVERSE, ipv6Of(b), port.toString());
+      expect((await inside(a, "nstat", "-az", "Icmp6InRedirects")).toString()).toMatch(/Icmp6InRedirects +[1-9]/);
+      expect((await inside(a, "ip", "-6", "route", "get", ipv6Of(b))).toString()).toContain(`via ${a.ipv6!.gateway} `);
+    } finally {
+      echo.kill();
+    }
+  });
+
+  test.each([0, 1])(
+    "reaches a Service's address by this host's rules, with br_netfilter's switch at %d",
+    async (sees) => {
+      const [a, b] = [await network.attachNamespace("a"), await network.attachNamespace("b")];
+      const vip = "fd00:99:ffff::1";
+      const ofBridge = `/sys/class/net/${options.bridge}/bridge/nf_call_ip6tables`;
+      if (existsSync(ofBridge)) await writeFile(ofBridge, String(sees));
+      const table = `service_${options.bridge}`;
+      const rules = (to: string) => `add table ip6 ${table}
+delete table ip6 ${table}
+add table ip6 ${table}
+add chain ip6 ${table} pre { type nat hook prerouting priority dstnat; }
+add rule ip6 ${table} pre ip6 daddr ${vip} tcp dport 80 dnat to [${to}]:9
+`;
+      try {
+        for (const [from, to] of [
+          [a, b],
+          [b, a],
+          [a, a],
+        ] as const) {
+          await run("nft", ["-f", "-"], { input: rules(ipv6Of(to)) });
+          for (let times = 0; times < 5; times++) expect(await answers(from, vip, 80, "only")).toBe(true);
+        }
+      } finally {
+        await run("nft", ["delete", "table", "ip6", table]);
+      }
+    },
+  );
 
   test("has a port of all of this host's addresses by IPv6 too, until it goes", async () => {
     const machine = await network.attachNamespace("a");
