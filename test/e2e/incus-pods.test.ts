@@ -16,5 +16,5 @@ else
     startTimeoutMs: 1_200_000,
     cases: [...podCases, ...controllerCases],
     faults: ["nothing", "the agent", "the backend", "the runtime"],
-    timeoutMs: 400_000,
+    timeoutMs: 900_000,
   });

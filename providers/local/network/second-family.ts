@@ -63,8 +63,8 @@ export async function routeIpv6(bridge: string): Promise<void> {
 
 /** Has a network namespace's eth0 have the address, and nothing but this host as its neighbour. Safe to repeat. */
 export async function addIpv6(netns: string, { address, gateway, gatewayMac }: Ipv6Attachment): Promise<void> {
-  // Of its own accord it would go past the host when the kernel there redirects it. A host where IPv6 is off gives that on
-  // to new namespaces.
+  // It would go past the host when the kernel there redirects it. A host where IPv6 is off gives that on to new
+  // namespaces.
   const turnOn = "echo 0 >all/disable_ipv6 && echo 0 >eth0/accept_redirects";
   const script = `cd ${CONF} && ${turnOn} && exec "$0" -batch -`;
   await runSoon("nsenter", [`--net=${netns}`, "sh", "-c", script, findTool("ip")!], {

@@ -14,12 +14,12 @@ function template({ env }: CaseContext, app: string, spec: Json): Json {
 }
 
 async function until(
-  { env }: CaseContext,
+  { env, pods }: CaseContext,
   path: string,
   what: string,
   condition: (object: Json) => boolean,
 ): Promise<Json> {
-  return waitFor({ what: `${path} ${what}`, timeoutMs: 120_000 }, async () => {
+  return waitFor({ what: `${path} ${what}`, timeoutMs: 120_000 * pods.patience }, async () => {
     const object = await env.client.get(path);
     // Until the controller has seen the change, its status speaks of the object before.
     const isCurrent = (object.status.observedGeneration ?? 0) >= object.metadata.generation || object.kind === "Job";
@@ -113,7 +113,7 @@ export const controllerCases: readonly Case[] = [
       expect((await pods.list("app=burst")).map((pod) => pod.spec.nodeName)).toEqual(Array(20).fill(env.nodeName));
       await env.client.patch(`${path}/scale`, { spec: { replicas: 0 } });
       await disturb();
-      await waitFor({ what: "the pods of the Deployment to be gone", timeoutMs: 120_000 }, async () => {
+      await waitFor({ what: "the pods of the Deployment to be gone", timeoutMs: 120_000 * pods.patience }, async () => {
         const left = await pods.list("app=burst");
         must(
           left.length === 0,

@@ -25,6 +25,8 @@ export interface CaseEnvironment extends AsyncDisposable {
   readonly agent: AgentProcess;
   readonly backend: Machines;
   readonly history: History;
+  /** How many times as long as usual machines may take. Default 1. */
+  readonly patience?: number;
   /** Ends the API server without warning and starts it again on the same data. */
   restartApiServer(): Promise<void>;
 }

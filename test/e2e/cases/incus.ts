@@ -40,6 +40,8 @@ export async function startIncusCases(): Promise<CaseEnvironment> {
   const all = begun.move();
   return {
     ...{ client: cluster.admin, kubeconfig: cluster.adminKubeconfig, nodeName, dir: cluster.sandbox.dir },
+    // VMs that all are containers of one small host.
+    patience: 4,
     ...{ agent, backend, history, restartApiServer: () => cluster.restartApiServer() },
     [Symbol.asyncDispose]: () => all.disposeAsync(),
   };

@@ -37,9 +37,12 @@ export class Pods {
   readonly #client: Client;
   readonly #nodeName: string;
   readonly namespace: string;
+  readonly patience: number;
 
-  constructor(client: Client, namespace: string, nodeName: string) {
+  /** @param patience how many times as long as usual its machines may take */
+  constructor(client: Client, namespace: string, nodeName: string, patience = 1) {
     this.#client = client;
+    this.patience = patience;
     this.#nodeName = nodeName;
     this.namespace = namespace;
   }
@@ -69,11 +72,14 @@ export class Pods {
 
   /** Waits until `condition` accepts the pod, and returns it. `condition` throws NotYet or returns false until then. */
   async until(name: string, what: string, condition: (pod: Json) => boolean, timeoutMs = 60_000): Promise<Json> {
-    return waitFor({ what: `pod ${this.namespace}/${name} ${what}`, timeoutMs }, async () => {
-      const pod = await this.get(name);
-      must(condition(pod), pod.status);
-      return pod;
-    });
+    return waitFor(
+      { what: `pod ${this.namespace}/${name} ${what}`, timeoutMs: timeoutMs * this.patience },
+      async () => {
+        const pod = await this.get(name);
+        must(condition(pod), pod.status);
+        return pod;
+      },
+    );
   }
 
   untilPhase(name: string, phase: string): Promise<Json> {
@@ -86,29 +92,35 @@ export class Pods {
 
   /** Waits until no pod has this name, or the one that has it is another. */
   async untilGone(name: string, uid: string, timeoutMs = 60_000): Promise<void> {
-    await waitFor({ what: `pod ${this.namespace}/${name} to be gone`, timeoutMs }, async () => {
-      const pod = await this.get(name).catch((thrown: unknown) => {
-        if (thrown instanceof HttpError && thrown.status === 404) return undefined;
-        throw thrown;
-      });
-      must(pod === undefined || pod.metadata.uid !== uid, pod?.status);
-    });
+    await waitFor(
+      { what: `pod ${this.namespace}/${name} to be gone`, timeoutMs: timeoutMs * this.patience },
+      async () => {
+        const pod = await this.get(name).catch((thrown: unknown) => {
+          if (thrown instanceof HttpError && thrown.status === 404) return undefined;
+          throw thrown;
+        });
+        must(pod === undefined || pod.metadata.uid !== uid, pod?.status);
+      },
+    );
   }
 
   /** Deletes what is left, each pod as its own grace says but 1 s at most, and waits until the namespace is empty. */
   async deleteAll(): Promise<void> {
-    await waitFor({ what: `the pods of ${this.namespace} to be deleted`, timeoutMs: 90_000 }, async () => {
-      const left = await this.list();
-      for (const pod of left.filter((each) => each.metadata.deletionTimestamp === undefined)) {
-        await this.delete(pod.metadata.name, 1).catch((thrown: unknown) => {
-          if (!(thrown instanceof HttpError && thrown.status === 404)) throw thrown;
-        });
-      }
-      must(
-        left.length === 0,
-        left.map((pod) => ({ name: pod.metadata.name, status: pod.status })),
-      );
-    });
+    await waitFor(
+      { what: `the pods of ${this.namespace} to be deleted`, timeoutMs: 90_000 * this.patience },
+      async () => {
+        const left = await this.list();
+        for (const pod of left.filter((each) => each.metadata.deletionTimestamp === undefined)) {
+          await this.delete(pod.metadata.name, 1).catch((thrown: unknown) => {
+            if (!(thrown instanceof HttpError && thrown.status === 404)) throw thrown;
+          });
+        }
+        must(
+          left.length === 0,
+          left.map((pod) => ({ name: pod.metadata.name, status: pod.status })),
+        );
+      },
+    );
   }
 }
 

@@ -50,7 +50,12 @@ export function describeCases(title: string, options: SuiteOptions): void {
           const at = serial++;
           const given = options.namespaces?.[at];
           if (options.namespaces && given === undefined) throw new Error("All namespaces were given out: make more");
-          const pods = new Pods(env.client, given ?? (await createNamespace(env, `case-${at}`)), env.nodeName);
+          const pods = new Pods(
+            env.client,
+            given ?? (await createNamespace(env, `case-${at}`)),
+            env.nodeName,
+            env.patience,
+          );
           try {
             await run({ env, pods, disturb });
           } catch (thrown) {
