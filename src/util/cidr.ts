@@ -69,7 +69,6 @@ export function ipv4Text(address: number): string {
   return [24, 16, 8, 0].map((shift) => Math.floor(address / 2 ** shift) % 256).join(".");
 }
 
-/** @internal */
 export function ipv6Number(address: string): bigint {
   const [head = "", tail] = plainIpv6(address).split("::");
   const left = head === "" ? [] : head.split(":");

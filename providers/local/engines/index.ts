@@ -331,10 +331,7 @@ const vmSchema = z.strictObject({
     .describe("Profile for containers that are not unconfined. Default: that of containers-common."),
   pidsLimit: z.int().min(16).optional().describe("Processes and threads per container. Default 4096."),
   images: imagesSchema,
-  network: networkSchema.refine((network) => network?.cidr?.includes(",") !== true, {
-    path: ["cidr"],
-    message: "must be an IPv4 range or node: machines of engine vm have IPv4 alone",
-  }),
+  network: networkSchema,
 });
 
 export const engineSchema = z.discriminatedUnion("type", [processSchema, ociSchema, criSchema, vmSchema]);

@@ -140,6 +140,7 @@ export {
   ipv4Number,
   type Ipv4Range,
   ipv4Text,
+  ipv6Number,
   overlaps,
   parseIpv4Range,
   parseIpv6Range,

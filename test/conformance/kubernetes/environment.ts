@@ -76,7 +76,7 @@ export interface EnvironmentOptions {
   kubeProxy?: boolean | undefined;
   /** Whether kube-router's firewall runs on this host: it takes it for one node's, so there is one. Default false. */
   networkPolicies?: boolean | undefined;
-  /** Whether machines, Services and nodes have IPv6 addresses, too: engines cri and oci. Default false. */
+  /** Whether machines, Services and nodes have IPv6 addresses, too. Default false. */
   dualStack?: boolean | undefined;
   /** Ports of this host that machines reach, besides those of the control plane. */
   openHostPorts?: readonly number[] | undefined;

@@ -3,7 +3,8 @@
  * Kubernetes' own e2e suite against vmlet's nodes. `--focus` also takes a group (`^common/node$`); `--unpassed` chooses what
  * RESULTS.md does not have as passed, `--within` what passed there in no more seconds than that (CI's slice); with it
  * RESULTS.md stays as it is. `--untagged` takes those of the tests that are tagged neither [Conformance] nor [NodeConformance] which any
- * cluster can be asked for, with engine cri, in place of the tagged: their table is RESULTS-untagged.md.
+ * cluster can be asked for, with engine cri, in place of the tagged: their table is RESULTS-untagged.md. Some of them want
+ * `--network-policies` (kube-router's firewall on this host), others `--dual-stack` (IPv6 beside IPv4).
  * `--engine vm` has a table of its own, RESULTS-vm.md, with what was run of it; so has `--engine incus`, whose machines are
  * containers of an Incus cluster. `--attempts 2` tries what fails once more, and
  * says so: some tests race with any node ("lifecycle of Pods and PodStatus" wants a pod Ready just when its image changes).

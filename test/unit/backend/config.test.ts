@@ -113,10 +113,6 @@ test.each([
     "engine.network.cidr: must be an IPv4 range with a prefix of 8 to 29, such as 10.99.0.0/16, after a comma",
   ],
   [
-    "listen: { port: 1 }\nengine: { type: vm, network: { cidr: '10.99.0.0/16,fd00::/64' } }",
-    "engine.network.cidr: must be an IPv4 range or node: machines of engine vm have IPv4 alone",
-  ],
-  [
     "listen: { port: 1 }\nengine: { type: oci, network: { cidr: node } }",
     "engine.network.podCidrs: must name the range that the cluster gives Nodes theirs of (--cluster-cidr): cidr is node",
   ],

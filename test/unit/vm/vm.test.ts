@@ -231,7 +231,7 @@ describe("a guest's identity", () => {
         hostname: "h'; reboot; '",
         security: { sysctls: [{ name: "net.core.somaxconn", value: "1'; reboot; '" }] },
       },
-      address: "10.0.0.2",
+      addresses: ["10.0.0.2"],
       nowMs: 0,
       hostResolvConf: "",
       prepare: [["volume", "v'; reboot; '"]],

@@ -151,10 +151,7 @@ export class VmEngine implements Engine {
       ...options.images,
     });
     this.#network = new HostNetwork({ dir: join(stateDir, "network"), ...options.network });
-    // Of a Node's two ranges the guests take the IPv4 one.
-    const { podCidrs = [], ...network } = options.network ?? {};
-    const ranges = { ...network, podCidrs: podCidrs.filter((range) => !range.includes(":")) };
-    this.nodeRange = NodeRange.of(ranges, { stateDir, logger, network: this.#network });
+    this.nodeRange = NodeRange.of(options.network, { stateDir, logger, network: this.#network });
     this.#records = join(stateDir, "vm/machines");
     this.#groupPath = `/vmlet-${machineHash(stateDir)}`;
     this.#group = new Cgroup(this.#groupPath);

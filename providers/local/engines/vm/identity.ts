@@ -1,6 +1,6 @@
 /** What makes a booted guest this machine: one shell script, run over the control channel. */
 import { randomBytes } from "node:crypto";
-import type { MachineSpec } from "../../../../src/provider/kit/index.ts";
+import { ipv6Number, type MachineSpec } from "../../../../src/provider/kit/index.ts";
 import { hostsFile, kernelHostname, resolvConf } from "../../bundle/host-files.ts";
 import type { Attachment } from "../../network/network.ts";
 import { commandLine, quote, type GuestCommand } from "./control.ts";
@@ -12,7 +12,7 @@ const SEED_BYTES = 64;
 interface MachineIdentity {
   machineId: string;
   spec: MachineSpec;
-  address: string;
+  addresses: readonly string[];
   nowMs: number;
   hostResolvConf: string;
   /** Makes its volumes. */
@@ -23,17 +23,28 @@ interface MachineIdentity {
  * What a VM gets of its own before a machine is put into it: two copies of one template would otherwise draw the same
  * random numbers, and answer to one address.
  */
-export function vmScript({ address, prefix, gateway, mac }: Attachment): string {
+export function vmScript({ address, prefix, gateway, mac, ipv6 }: Attachment): string {
   const mask = (0xffffffff << (32 - prefix)) >>> 0;
   const netmask = [24, 16, 8, 0].map((shift) => (mask >>> shift) & 255).join(".");
+  const second = ipv6 && [bytesOf(ipv6.address), bytesOf(ipv6.gateway), ipv6.gatewayMac];
   return [
     file("/run/seed", randomBytes(SEED_BYTES)),
-    `identity ${mac} ${address} ${netmask} ${gateway} < /run/seed`,
+    // There is nobody to ask whether an address is taken, and no other way than by the host: second-family.ts.
+    ...(second === undefined ? [] : SECOND_CONF.map((name) => `echo 0 > /proc/sys/net/ipv6/conf/eth0/${name}`)),
+    `identity ${[mac, address, netmask, gateway, second ?? []].flat().join(" ")} < /run/seed`,
   ].join("\n");
 }
 
+const SECOND_CONF = ["accept_dad", "accept_redirects"];
+
+/** `fd00::2` -> `fd:00:00:...:02` */
+function bytesOf(ipv6: string): string {
+  const hex = ipv6Number(ipv6).toString(16).padStart(32, "0");
+  return hex.match(/../g)!.join(":");
+}
+
 export function machineScript(identity: MachineIdentity): string {
-  const { machineId, spec, address, nowMs, hostResolvConf, prepare } = identity;
+  const { machineId, spec, addresses, nowMs, hostResolvConf, prepare } = identity;
   const hostname = kernelHostname(spec, machineId);
   const sysctls = (spec.security?.sysctls ?? []).map(
     ({ name, value }) => `echo ${quote(value)} > /proc/sys/${quote(name.replaceAll(".", "/"))}`,
@@ -41,7 +52,7 @@ export function machineScript(identity: MachineIdentity): string {
   return [
     `clock ${Math.floor(nowMs)}`,
     `echo ${quote(hostname)} > /proc/sys/kernel/hostname`,
-    file("/run/etc/hosts", hostsFile(spec, [address])),
+    file("/run/etc/hosts", hostsFile(spec, addresses)),
     file("/run/etc/hostname", `${hostname}\n`),
     file("/run/etc/resolv.conf", resolvConf(spec.dns) ?? hostResolvConf),
     ...sysctls,

@@ -99,7 +99,7 @@ export async function openSandbox(
   const script = machineScript({
     machineId: home.id,
     spec,
-    address: vm.attachment.address,
+    addresses: addressesOf(vm),
     nowMs: context.clock.now(),
     hostResolvConf: await hostResolvConf(),
     prepare: [...disks, ...prepareCommands(spec)],
@@ -122,6 +122,8 @@ function prepareCommands(spec: MachineHome["spec"]): GuestCommand[] {
     ...(spec.security?.share_process_namespace === true ? [["share_processes"]] : []),
   ];
 }
+
+const addressesOf = ({ attachment: { address, ipv6 } }: Vm): string[] => [address, ipv6?.address ?? []].flat();
 
 export class VmSandbox implements Sandbox {
   readonly addresses: readonly string[];
@@ -147,7 +149,7 @@ export class VmSandbox implements Sandbox {
     this.#context = context;
     this.#home = home;
     this.#vm = vm;
-    this.addresses = [vm.attachment.address];
+    this.addresses = addressesOf(vm);
     const { promise, resolve } = Promise.withResolvers<SandboxLoss>();
     this.lost = promise;
     this.#resolveLost = resolve;

@@ -1,0 +1,3 @@
+import { dualStack } from "../backend/dual-stack.ts";
+
+await dualStack("vm");
