@@ -40,6 +40,7 @@ interface Instance {
   readonly name: string;
   readonly status_code: number;
   readonly location?: string;
+  readonly created_at?: string;
   readonly last_used_at?: string;
   /** None of what is in error. */
   readonly config?: Readonly<Record<string, string>> | null;
@@ -65,6 +66,8 @@ const STOP_SECONDS = 12;
 const REMOVAL_SECONDS = 3;
 /** A start takes less, from when it is written down until the instance is seen to run. */
 const START_MS = 120_000;
+/** From when an instance is made until Incus starts it; more where its image is unpacked first, and then it is busy. */
+const UNSTARTED_MS = 20_000;
 /** So long the state of the cluster's members is believed: one question for all VMs. */
 const MEMBERS_MS = 3_000;
 /** The interface of the VM on `network`. */
@@ -150,11 +153,18 @@ export class IncusCloud implements VmCloud {
       this.#outOfSight(name, thrown, options),
     );
     if (instance === undefined) throw new ProviderError("not_found", `there is no instance ${name}`);
+    if (lacksStart(instance, this.#clock.now())) await this.#start(name, options);
     const isUp = instance.status_code === RUNNING;
     const addresses = isUp ? await this.#addresses(name, options) : [];
     const vm = vmOf(instance, addresses ?? [], addresses !== undefined, this.#clock.now());
     const notice = isUp && vm.host !== undefined ? await this.#noticeOf(vm.host, options) : undefined;
     return { ...vm, notice };
+  }
+
+  /** What it says to that does not matter: an instance that it works on is busy, and the next look comes soon. */
+  async #start(name: string, { signal }: CallOptions): Promise<void> {
+    const body = { action: "start", timeout: -1 };
+    await this.#client.ask({ method: "PUT", path: `instances/${name}/state`, body, signal });
   }
 
   /** That its member is being emptied: `incus cluster evacuate` says so first, then it stops one after the other. */
@@ -311,6 +321,11 @@ function stateOf({ status_code: status, last_used_at: used = "", config }: Insta
   const hasRun = config?.["volatile.last_state.power"] === "STOPPED" || now - Math.max(Date.parse(used), 0) > START_MS;
   if (status === STOPPED && Date.parse(used) > 0 && hasRun) return "stopped";
   return "booting";
+}
+
+/** It was made to be started, and an Incus that is killed in between forgets that. */
+function lacksStart({ status_code: status, created_at: made = "", last_used_at: used = "" }: Instance, now: number) {
+  return status === STOPPED && !(Date.parse(used) > 0) && now - Date.parse(made) > UNSTARTED_MS;
 }
 
 function limitsOf({ cpu_millis: cpu, memory_bytes: memory }: ResourceAmounts): Record<string, string> {

@@ -24,6 +24,7 @@ const labels = { "vmlet-scope": "s", "vmlet-machine": "m", "vmlet-birth": "b" };
 /** Of the clock. */
 const NOW = Date.parse("2026-06-01T00:00:00Z");
 const JUST_NOW = new Date(NOW - 10_000).toISOString();
+const STOPPED = 102;
 const NEVER = "1970-01-01T00:00:00Z";
 
 let server: Server;
@@ -96,6 +97,35 @@ const ordered = (call: Asked, error: string | undefined): Reply | undefined => {
   return { metadata: error === undefined ? { status_code: 200 } : { status_code: 400, err: error } };
 };
 const create = () => cloud.createVm({ name: "vm", type: SMALL, labels }, { signal });
+
+describe("an instance that was made and not started, because Incus was killed in between", () => {
+  const madeAt = (ms: number): Reply => {
+    const { metadata } = instance(STOPPED, NEVER);
+    return { metadata: { ...(metadata as object), created_at: new Date(NOW - ms).toISOString() } };
+  };
+  const starts = () => asked.filter(({ method, body }) => method === "PUT" && body["action"] === "start");
+
+  test("is started by who asks for it, whatever Incus says to that, and is on its way", async () => {
+    answer = (call) =>
+      isInstance(call)
+        ? madeAt(30_000)
+        : call.method === "PUT"
+          ? { status: 400, error: "Instance is busy" }
+          : undefined;
+    expect(await cloud.getVm("vm", { signal })).toMatchObject({ state: "booting" });
+    expect(starts().map(({ path }) => path)).toEqual(["instances/vm/state"]);
+  });
+
+  test.each([
+    ["that was made just now: its start follows", madeAt(5_000)],
+    ["that has run", instance(STOPPED, JUST_NOW)],
+    ["that runs", instance(103, JUST_NOW)],
+  ])("no other one is: one %s", async (_what, reply) => {
+    answer = (call) => (isInstance(call) ? reply : { metadata: {} });
+    await cloud.getVm("vm", { signal });
+    expect(starts()).toEqual([]);
+  });
+});
 
 describe("an instance", () => {
   test("is absent only when Incus says so of itself", async () => {
