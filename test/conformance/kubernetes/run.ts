@@ -4,7 +4,8 @@
  * RESULTS.md does not have as passed, `--within` what passed there in no more seconds than that (CI's slice); with it
  * RESULTS.md stays as it is. `--untagged` takes those of the tests that are tagged neither [Conformance] nor [NodeConformance] which any
  * cluster can be asked for, with engine cri, in place of the tagged: their table is RESULTS-untagged.md. Some of them want
- * `--network-policies` (kube-router's firewall on this host), others `--dual-stack` (IPv6 beside IPv4).
+ * `--network-policies` (kube-router's firewall on this host), `--dual-stack` (IPv6 beside IPv4) or `--volumes` (vmlet's own, of the
+ * class that claims get which name none).
  * `--engine vm` has a table of its own, RESULTS-vm.md, with what was run of it; so has `--engine incus`, whose machines are
  * containers of an Incus cluster. `--attempts 2` tries what fails once more, and
  * says so: some tests race with any node ("lifecycle of Pods and PodStatus" wants a pod Ready just when its image changes).
@@ -23,6 +24,7 @@ import { parseArgs } from "node:util";
 import PQueue from "p-queue";
 import { stringify } from "yaml";
 import { buildKubeRouter, kubernetesVersion } from "../../e2e/harness/build.ts";
+import { sidecarPrograms } from "../../e2e/volume-driver.ts";
 import { chosenEngine, parseEngine } from "../../support/engines.ts";
 import { environmentPrograms, hasHostAccess, startEnvironment } from "./environment.ts";
 import { pushImages, repositoryList, suitePrograms, untaggedPrograms } from "./images.ts";
@@ -32,6 +34,7 @@ import { complete, fromMarkdown, merge, resultsOf, toMarkdown, type Result } fro
 import { leftOut, isSerial, selectSpecs, specOf, suiteOf, wasRun, type GinkgoReport, type Spec } from "./specs.ts";
 import { suiteReport } from "./suite-reports.ts";
 import { listImages, print, readReport, runSpecs } from "./suite-run.ts";
+import { startVolumes } from "./volumes.ts";
 
 const { values: options } = parseArgs({
   options: {
@@ -45,6 +48,7 @@ const { values: options } = parseArgs({
     untagged: { type: "boolean", default: false },
     "network-policies": { type: "boolean", default: false },
     "dual-stack": { type: "boolean", default: false },
+    volumes: { type: "boolean", default: false },
     engine: { type: "string", default: chosenEngine("oci") },
     attempts: { type: "string", default: "1" },
   },
@@ -70,7 +74,11 @@ if (options.table) {
   process.exitCode = await main();
 } else {
   const ofEngine = engine === "incus" ? [fetchGuestPackages] : [];
-  const besides = [...(networkPolicies ? [buildKubeRouter] : []), ...(untagged ? untaggedPrograms : [])];
+  const besides = [
+    ...(networkPolicies ? [buildKubeRouter] : []),
+    ...(untagged ? untaggedPrograms : []),
+    ...(options.volumes ? sidecarPrograms : []),
+  ];
   process.exitCode = await runInside([...environmentPrograms, ...suitePrograms, ...ofEngine, ...besides]);
 }
 
@@ -82,9 +90,7 @@ async function main(): Promise<number> {
   const host = { ...(await setUp()), hostAccess };
   const abort = new AbortController();
   process.once("SIGINT", () => abort.abort());
-  await using environment = await (engine === "incus"
-    ? startIncusEnvironment()
-    : startEnvironment({ engine, networkPolicies, dualStack: options["dual-stack"] }));
+  await using environment = await startMachines();
   console.log(`control plane, backend and agents log to ${environment.cluster.sandbox.dir}`);
   const repositories = join(reportDir, "repositories.yaml");
   await writeFile(repositories, stringify(repositoryList(environment.registry.host)));
@@ -115,6 +121,13 @@ async function main(): Promise<number> {
   print(results);
   if (isTold) await writeTable(results, suite);
   return results.some(({ outcome }) => outcome === "failed") ? 1 : 0;
+}
+
+async function startMachines() {
+  if (engine === "incus") return await startIncusEnvironment();
+  const environment = await startEnvironment({ engine, networkPolicies, dualStack: options["dual-stack"] });
+  if (options.volumes) await startVolumes(environment.cluster, engine, [environment.backend.provider]);
+  return environment;
 }
 
 async function writeTable(newer: readonly Result[], report: GinkgoReport): Promise<void> {

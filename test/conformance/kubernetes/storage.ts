@@ -22,8 +22,8 @@ import PQueue from "p-queue";
 import { stringify } from "yaml";
 import { kubernetesVersion } from "../../e2e/harness/build.ts";
 import { runCommand } from "../../e2e/harness/exec.ts";
-import { sidecarPrograms, startVolumeDriver } from "../../e2e/volume-driver.ts";
-import { environmentPrograms, hasHostAccess, nodeNames, startEnvironment } from "./environment.ts";
+import { sidecarPrograms } from "../../e2e/volume-driver.ts";
+import { environmentPrograms, hasHostAccess, startEnvironment } from "./environment.ts";
 import { pushImages, repositoryList, suitePrograms } from "./images.ts";
 import { fetchGuestPackages, startIncusEnvironment } from "./incus-environment.ts";
 import { isInside, runInside, setUp } from "./namespaces.ts";
@@ -32,6 +32,7 @@ import { isSerial, wasRun, type GinkgoReport, type Spec } from "./specs.ts";
 import { storageSpecOf, storageSpecs, toStorageMarkdown } from "./storage-specs.ts";
 import { STORAGE_ENGINES, storageSuite } from "./suite-reports.ts";
 import { listImages, print, runSpecs } from "./suite-run.ts";
+import { startVolumes } from "./volumes.ts";
 
 const { values: options } = parseArgs({
   options: {
@@ -55,8 +56,6 @@ const resultsFile = join(import.meta.dirname, `../RESULTS-storage${engine === "c
 const MEMORY = "/mnt";
 /** Its file has holes: what is reserved on it, and not written, takes no memory. */
 const DISK_SIZE = "200G";
-/** As the harness' agents have it. */
-const CLUSTER = "e2e";
 
 if (options.table) {
   const { suite } = await chosen(await mkdtemp(join(tmpdir(), "vmlet-storage-table-")));
@@ -93,23 +92,7 @@ async function main(): Promise<number> {
   await using environment = await startMachines();
   const { cluster, registry, providers } = environment;
   console.log(`control plane, backend, agents and sidecars log to ${cluster.sandbox.dir}`);
-  const csi = {
-    storageClasses: [
-      {
-        name: "vmlet",
-        annotations: { "storageclass.kubernetes.io/is-default-class": "true" },
-        ...(engine === "cri" && { parameters: { class: "shared" } }),
-        // A clone is made while no pod has its source: bound with its pod, it would wait for the source's to end.
-        volumeBindingMode: "Immediate",
-      },
-    ],
-  };
-  await startVolumeDriver({
-    cluster,
-    nodes: providers.map((provider, index) => ({ name: nodeNames[index]!, provider })),
-    clusterId: CLUSTER,
-    csi,
-  });
+  await startVolumes(cluster, engine!, providers);
   const repositories = join(reportDir, "repositories.yaml");
   await writeFile(repositories, stringify(repositoryList(registry.host)));
   await pushImages(registry, await listImages(repositories));
