@@ -119,7 +119,7 @@ function isUntagged(spec: Spec): boolean {
 const NOT_RUN: Readonly<Record<string, string>> = {
   apimachinery: "of the API server: a node only runs the servers that some of these tests install",
   architecture: "counts the nodes of the cluster",
-  dra: "of devices by resource claims, which a vmlet node has none of",
+  dra: "of the API server: they make and change objects of resource claims, and no pod",
 };
 
 /** Why a spec has no result. */
