@@ -38,17 +38,29 @@ describe("a host that forwards nothing by default", () => {
         `table ip filter {\n\tchain FORWARD {\n\t\ttype filter hook forward priority filter; policy ${policy};\n${more}\t}\n}\n`,
       );
   test("is told by the check, with what to do", async () =>
-    expect(await checkForwarding("vmlet0", chain("drop"))).toEqual([
+    expect(await checkForwarding({}, chain("drop"))).toEqual([
       {
         fatal: false,
         problem: expect.stringContaining("Docker"),
         cure: expect.stringContaining("-i vmlet0 -j ACCEPT"),
       },
     ]));
+  test("of IPv6 is told where machines have that: by it they do not even reach each other", async () => {
+    const list = (family: string) => (family === "ip6" ? chain("drop")() : chain("accept")());
+    expect(await checkForwarding({}, list)).toEqual([]);
+    for (const network of [{ cidr: "10.9.0.0/16,fd00::/64" }, { cidr: "node", podCidrs: ["10.9.0.0/16", "fd00::/48"] }])
+      expect(await checkForwarding(network, list)).toEqual([
+        {
+          fatal: false,
+          problem: expect.stringContaining("each other by IPv6"),
+          cure: expect.stringMatching(/^ip6tables/),
+        },
+      ]);
+  });
   test("is well when its owner lets the bridge through, when it forwards, and when there are no such rules", async () => {
-    expect(await checkForwarding("vmlet0", chain("drop", '\t\tiifname "vmlet0" accept\n'))).toEqual([]);
-    expect(await checkForwarding("vmlet0", chain("accept"))).toEqual([]);
-    expect(await checkForwarding("vmlet0", () => Promise.reject(new Error("no such table")))).toEqual([]);
+    expect(await checkForwarding({}, chain("drop", '\t\tiifname "vmlet0" accept\n'))).toEqual([]);
+    expect(await checkForwarding({}, chain("accept"))).toEqual([]);
+    expect(await checkForwarding({}, () => Promise.reject(new Error("no such table")))).toEqual([]);
   });
 });
 

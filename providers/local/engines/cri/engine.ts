@@ -45,7 +45,7 @@ import { unmountBelow } from "../../host/mounts.ts";
 import { removeTree } from "../../host/remove-tree.ts";
 import type { GcOptions } from "../../images/collector.ts";
 import { DEFAULT_HOST_PORTS, requireHostPorts } from "../../network/host-ports.ts";
-import { checkNetwork } from "../../network/check-network.ts";
+import { checkIpv6, checkNetwork } from "../../network/check-network.ts";
 import type { FrontDoor } from "../../network/front-door.ts";
 import { DEFAULT_BRIDGE, HostNetwork, type NetworkOptions, refusedRanges } from "../../network/network.ts";
 import { NodeRange } from "../../network/node-range.ts";
@@ -241,8 +241,15 @@ export class CriEngine implements Engine {
       ...checkLoopVolumes(),
     ];
     if (this.#own === undefined) return [...(await this.#checkRuntime()), ...surroundings];
-    const forwarding = await checkForwarding(this.#options.network?.bridge ?? DEFAULT_BRIDGE);
-    return [...OwnContainerd.check(), ...checkNetwork("namespace"), ...checkAppArmor(), ...surroundings, ...forwarding];
+    const forwarding = await checkForwarding(this.#options.network);
+    return [
+      ...OwnContainerd.check(),
+      ...checkNetwork("namespace"),
+      ...checkIpv6(this.#options.network),
+      ...checkAppArmor(),
+      ...surroundings,
+      ...forwarding,
+    ];
   }
 
   /** What the host's runtime lacks. */

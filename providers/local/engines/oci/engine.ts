@@ -31,9 +31,9 @@ import { HostImages, type HostImagesOptions } from "../../images/host-images.ts"
 import { DEFAULT_HOST_PORTS, requireHostPorts } from "../../network/host-ports.ts";
 import { checkForwarding } from "../../network/forward-policy.ts";
 import { NodeRange } from "../../network/node-range.ts";
-import { checkNetwork } from "../../network/check-network.ts";
+import { checkIpv6, checkNetwork } from "../../network/check-network.ts";
 import type { FrontDoor } from "../../network/front-door.ts";
-import { DEFAULT_BRIDGE, HostNetwork, type NetworkOptions, refusedRanges } from "../../network/network.ts";
+import { HostNetwork, type NetworkOptions, refusedRanges } from "../../network/network.ts";
 import {
   capabilityName,
   CONTAINED_CAPABILITIES,
@@ -231,7 +231,8 @@ export class OciEngine implements Engine {
     problems.push(
       ...(await checkCgroups()),
       ...checkAppArmor(),
-      ...(await checkForwarding(this.#options.network?.bridge ?? DEFAULT_BRIDGE)),
+      ...(await checkForwarding(this.#options.network)),
+      ...checkIpv6(this.#options.network),
       ...(await checkResolvConf()),
       ...checkLoopVolumes(),
     );

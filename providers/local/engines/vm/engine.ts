@@ -35,8 +35,8 @@ import { HostImages, type HostImagesOptions } from "../../images/host-images.ts"
 import { containerPorts, DEFAULT_HOST_PORTS, requireHostPorts } from "../../network/host-ports.ts";
 import { checkForwarding } from "../../network/forward-policy.ts";
 import { NodeRange } from "../../network/node-range.ts";
-import { checkNetwork } from "../../network/check-network.ts";
-import { DEFAULT_BRIDGE, HostNetwork, type NetworkOptions, refusedRanges } from "../../network/network.ts";
+import { checkIpv6, checkNetwork } from "../../network/check-network.ts";
+import { HostNetwork, type NetworkOptions, refusedRanges } from "../../network/network.ts";
 import type { SeccompSource } from "../../bundle/seccomp.ts";
 import { DISK_VOLUME_CAPABILITIES, VM_CAPABILITIES } from "../capabilities.ts";
 import { checkDiskVolumes, DiskVolumes, hasDiskVolumes } from "../../volumes/disk-files.ts";
@@ -193,7 +193,8 @@ export class VmEngine implements Engine {
         cure: "run the backend on a host with hardware virtualisation, or pass the device in (--device /dev/kvm)",
       });
     problems.push(
-      ...(await checkForwarding(this.#options.network?.bridge ?? DEFAULT_BRIDGE)),
+      ...(await checkForwarding(this.#options.network)),
+      ...checkIpv6(this.#options.network),
       ...(await checkResolvConf()),
     );
     return problems;
