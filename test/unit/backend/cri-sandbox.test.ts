@@ -56,6 +56,7 @@ async function rejoined({ isNamed, hasBegun }: { isNamed: boolean; hasBegun: boo
   const network = {
     find: () => Promise.resolve(isNamed ? {} : undefined),
     ensure: async () => void asked.push("ensure"),
+    addressesOf: (address: string) => [address],
     adopt: async (_id: string, made: object) => void asked.push(`adopt ${JSON.stringify(made)}`),
     openHostPorts: async () => void asked.push("openHostPorts"),
   };
