@@ -146,9 +146,18 @@ export function allocatedUnits(pod: Pod): ReadonlyMap<string, bigint> {
   return units;
 }
 
+/** The same, of a pod whose change of resources may not have been judged yet. */
+export function givenUnits(pod: Pod): ReadonlyMap<string, bigint> {
+  return unitsIn(givenSpec(pod));
+}
+
 function computeUnits(pod: Pod): ReadonlyMap<string, bigint> {
+  return unitsIn(allocatedSpec(pod));
+}
+
+function unitsIn(spec: NonNullable<Pod["spec"]>): ReadonlyMap<string, bigint> {
   try {
-    return new Map([...podRequests(allocatedSpec(pod))].map(([name, quantity]) => [name, unitsOf(name, quantity)]));
+    return new Map([...podRequests(spec)].map(([name, quantity]) => [name, unitsOf(name, quantity)]));
   } catch (thrown) {
     // A pod whose amounts make no sense is not admitted, and must not keep others away.
     if (thrown instanceof QuantityError) return new Map();
@@ -178,6 +187,12 @@ export function hostPorts(pod: Pod): HostPort[] {
 function allocatedSpec(pod: Pod): NonNullable<Pod["spec"]> {
   const spec = pod.spec ?? { containers: [] };
   if (!pod.status?.conditions?.some((each) => each.type === "PodResizePending" && each.status === "True")) return spec;
+  return givenSpec(pod);
+}
+
+/** By what its status says that its containers have. */
+function givenSpec(pod: Pod): NonNullable<Pod["spec"]> {
+  const spec = pod.spec ?? { containers: [] };
   const statuses = containerStatusesOf(pod);
   const given = <C extends Pick<Container, "name" | "resources">>(container: C): C => {
     const requests = statuses.find(({ name }) => name === container.name)?.allocatedResources;

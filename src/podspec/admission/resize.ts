@@ -7,6 +7,7 @@ import type { Node, Pod } from "../../kube/wire.ts";
 import { parseResourceList, podRequests } from "../../resources/pod-resources.ts";
 import { checkResources } from "./admission.ts";
 import type { OtherPods } from "./allocation.ts";
+import { withEarlierResizes } from "./resize-order.ts";
 import type { Backend, ResizeOutlook } from "../types.ts";
 
 type Resources = NonNullable<Pod["spec"]>["resources"];
@@ -59,7 +60,7 @@ export function judgeResize({
       `Node didn't have enough capacity: ${name}, requested: ${units(requested)}, capacity: ${units(capacity)}`,
     );
   }
-  const shortage = checkResources(pod, allocatable, otherPods);
+  const shortage = checkResources(pod, allocatable, withEarlierResizes(pod, allocatable, otherPods));
   if (shortage !== undefined) return pending("Deferred", shortage.message);
   return { kind: "go", text: JSON.stringify(wish) };
 }
