@@ -2,7 +2,7 @@
 import { readFile, writeFile } from "node:fs/promises";
 import type { ContainerPort } from "../../../src/provider/kit/index.ts";
 import { hostIp, type HostPort, inUseByMachine, isLoopback, overlap, PortHolders } from "./host-ports.ts";
-import { HOST_PORT_MAPS, hostPortRule, IPV6_KEY } from "./rules.ts";
+import { hostPortMaps, hostPortRule, IPV6_KEY } from "./rules.ts";
 import { runSoon } from "./tools.ts";
 
 /**
@@ -13,15 +13,20 @@ type Forward = readonly [key: string, target: string];
 
 export class PortForwards {
   readonly #table: string;
+  readonly #hasIpv6: () => boolean;
   /** "1" in it: the kernel routes from loopback to machines and back. Machines do not reach it by that (rules.ts). */
   readonly #loopbackFile: string;
   readonly #holders = new PortHolders();
   /** What machines have through this process. */
   readonly #own = new Map<string, string>();
 
-  /** @param names the table of nftables, family inet, and the machines' bridge */
-  constructor({ table, bridge }: { table: string; bridge: string }) {
+  /**
+   * @param names the table of nftables, family inet, and the machines' bridge
+   * @param hasIpv6 whether machines have IPv6 addresses, too
+   */
+  constructor({ table, bridge }: { table: string; bridge: string }, hasIpv6: () => boolean) {
     this.#table = table;
+    this.#hasIpv6 = hasIpv6;
     this.#loopbackFile = `/proc/sys/net/ipv4/conf/${bridge}/route_localnet`;
   }
 
@@ -114,7 +119,7 @@ export class PortForwards {
 
   async #inPlace(): Promise<Map<string, string>> {
     const inPlace = new Map<string, string>();
-    for (const map of HOST_PORT_MAPS) {
+    for (const map of hostPortMaps(this.#hasIpv6())) {
       const { stdout } = await runSoon("nft", ["list", "map", "inet", this.#table, map]);
       const [, elements = ""] = stdout.toString("utf8").split("elements = {");
       for (const element of elements.split("}")[0]!.split(",")) {

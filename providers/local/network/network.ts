@@ -119,7 +119,7 @@ export class HostNetwork {
         `network.bridge ${JSON.stringify(bridge)}: want 1 to 10 lower-case letters and digits, a letter first`,
       );
     this.#names = new NetworkNames(bridge);
-    this.#forwards = new PortForwards(this.#names);
+    this.#forwards = new PortForwards(this.#names, () => this.range.subnet?.ipv6 !== undefined);
     this.range = new BridgeRange(options.dir, options.cidr);
     this.#ipam = new Ipam(join(options.dir, "leases"), this.range.subnet);
   }
@@ -402,7 +402,9 @@ export class HostNetwork {
     const mac = macOf(this.gateway);
     await ip([
       `link set ${this.#names.bridge} address ${mac} up`,
-      ...gatewaysOf(this.range.inUse).map((each) => `address replace ${each} dev ${this.#names.bridge} nodad`),
+      ...gatewaysOf(this.range.inUse).map(
+        (each) => `address replace ${each} dev ${this.#names.bridge}${each.includes(":") ? " nodad" : ""}`,
+      ),
     ]);
     await writeFile("/proc/sys/net/ipv4/ip_forward", "1");
     if (ipv6 !== undefined) await routeIpv6(this.#names.bridge);

@@ -37,9 +37,10 @@ export function networkRules(wanted: NetworkRules): string {
   const denied = denyCidrs.map((denyCidr) => `iifname ${bridge} ${end("daddr", denyCidr)} drop`);
   const open =
     openHostPorts.length === 0 ? [] : [`iifname ${bridge} meta l4proto { tcp, udp } th dport ${ports} accept`];
-  const [atOne, ofAll, ofAllIpv6] = HOST_PORT_MAPS.map(
-    (map) => `fib daddr type local dnat ${map === "host_ports6" ? "ip6" : "ip"} to ${KEYS[map].of} map @${map}`,
-  );
+  const forward = (map: HostPortMap) =>
+    `fib daddr type local dnat ${map === "host_ports6" ? "ip6" : "ip"} to ${KEYS[map].of} map @${map}`;
+  // A kernel without IPv6 takes no rule that translates its addresses.
+  const hasIpv6 = ipv6Cidr !== undefined;
   const chains: Record<string, [family: string, hook: string, rules: string[]]> = {
     forward: [
       "inet",
@@ -63,12 +64,20 @@ export function networkRules(wanted: NetworkRules): string {
         `iifname ${bridge} drop`,
       ],
     ],
-    prerouting: ["inet", "type nat hook prerouting priority dstnat; policy accept;", [atOne!, ofAll!, ofAllIpv6!]],
+    prerouting: [
+      "inet",
+      "type nat hook prerouting priority dstnat; policy accept;",
+      hostPortMaps(hasIpv6).map((map) => forward(map)),
+    ],
     output: [
       "inet",
       "type nat hook output priority -100; policy accept;",
       // The host's own loopback is its programs': of that, machines have what they ask for by address.
-      [atOne!, `ip daddr != 127.0.0.0/8 ${ofAll!}`, `ip6 daddr != ::1 ${ofAllIpv6!}`],
+      [
+        forward("host_ports_at"),
+        `ip daddr != 127.0.0.0/8 ${forward("host_ports")}`,
+        ...(hasIpv6 ? [`ip6 daddr != ::1 ${forward("host_ports6")}`] : []),
+      ],
     ],
     postrouting: [
       "inet",
@@ -82,7 +91,7 @@ export function networkRules(wanted: NetworkRules): string {
         ),
         ...own.map((each) => `${end("saddr", each)} oifname != ${bridge} masquerade`),
         `oifname ${bridge} ip saddr . ip daddr @${HAIRPINS} ct status dnat masquerade`,
-        `oifname ${bridge} ip6 saddr . ip6 daddr @${HAIRPINS_IPV6} ct status dnat masquerade`,
+        ...(hasIpv6 ? [`oifname ${bridge} ip6 saddr . ip6 daddr @${HAIRPINS_IPV6} ct status dnat masquerade`] : []),
         // An answer to what was sent to another address has to come back through these rules. Where they see what is
         // bridged it does so by itself, and a machine is told whose call it is.
         ...(seesBridged ? [] : [`ip saddr ${cidr} ip daddr ${cidr} oifname ${bridge} ct status dnat masquerade`]),
@@ -97,8 +106,8 @@ export function networkRules(wanted: NetworkRules): string {
     senderTable(table).trim(),
     `add table inet ${table}`,
     `add set inet ${table} ${HAIRPINS} { type ipv4_addr . ipv4_addr; }`,
-    `add set inet ${table} ${HAIRPINS_IPV6} { type ipv6_addr . ipv6_addr; }`,
-    ...HOST_PORT_MAPS.map((map) => `add map inet ${table} ${map} { type ${KEYS[map].type} . inet_service; }`),
+    ...(hasIpv6 ? [`add set inet ${table} ${HAIRPINS_IPV6} { type ipv6_addr . ipv6_addr; }`] : []),
+    ...hostPortMaps(hasIpv6).map((map) => `add map inet ${table} ${map} { type ${KEYS[map].type} . inet_service; }`),
   ];
   for (const [name, [family, hook, rules]] of Object.entries(chains)) {
     lines.push(`add chain ${family} ${table} ${name} { ${hook} }`, `flush chain ${family} ${table} ${name}`);
@@ -113,10 +122,14 @@ export function hairpinRule(table: string, address: string): string {
   return `add element inet ${table} ${set} { ${address} . ${address} }\n`;
 }
 
-/** Of ports of one address alone, of all of IPv4, and of all of IPv6: in which order they are asked. */
-export const HOST_PORT_MAPS = ["host_ports_at", "host_ports", "host_ports6"] as const;
+type HostPortMap = "host_ports_at" | "host_ports" | "host_ports6";
 
-const KEYS: Record<(typeof HOST_PORT_MAPS)[number], { type: string; of: string }> = {
+/** Of ports of one address alone, of all of IPv4, and of all of IPv6: in which order they are asked. */
+export function hostPortMaps(hasIpv6: boolean): readonly HostPortMap[] {
+  return hasIpv6 ? ["host_ports_at", "host_ports", "host_ports6"] : ["host_ports_at", "host_ports"];
+}
+
+const KEYS: Record<HostPortMap, { type: string; of: string }> = {
   host_ports_at: {
     type: "ipv4_addr . inet_proto . inet_service : ipv4_addr",
     of: "ip daddr . meta l4proto . th dport",
