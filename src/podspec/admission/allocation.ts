@@ -151,6 +151,11 @@ export function givenUnits(pod: Pod): ReadonlyMap<string, bigint> {
   return unitsIn(givenSpec(pod));
 }
 
+/** The same, of what a pod asks for. */
+export function wantedUnits(pod: Pod): ReadonlyMap<string, bigint> {
+  return unitsIn(pod.spec ?? { containers: [] });
+}
+
 function computeUnits(pod: Pod): ReadonlyMap<string, bigint> {
   return unitsIn(allocatedSpec(pod));
 }

@@ -60,7 +60,10 @@ export function judgeResize({
       `Node didn't have enough capacity: ${name}, requested: ${units(requested)}, capacity: ${units(capacity)}`,
     );
   }
-  const shortage = checkResources(pod, allocatable, withEarlierResizes(pod, allocatable, otherPods));
+  // The others are asked only where it would fit: on a full node that is never.
+  const shortage =
+    checkResources(pod, allocatable, otherPods) ??
+    checkResources(pod, allocatable, withEarlierResizes(pod, allocatable, otherPods));
   if (shortage !== undefined) return pending("Deferred", shortage.message);
   return { kind: "go", text: JSON.stringify(wish) };
 }
