@@ -61,6 +61,8 @@ const hostAccess = engine !== "incus" && hasHostAccess(engine);
 /** Where `--within` looks up how long a test takes, whatever the engine: the whole suite is run on engine oci. */
 const knownResults = join(import.meta.dirname, "../RESULTS.md");
 const { untagged, "network-policies": networkPolicies } = options;
+const ofBackends = (["network-policies", "dual-stack", "volumes"] as const).find((name) => options[name]);
+if (engine === "incus" && ofBackends !== undefined) throw new Error(`--${ofBackends}: not with --engine incus`);
 if (untagged && engine !== "cri") throw new Error("--untagged: with --engine cri, whose owner may give pods the host");
 const resultsFile =
   engine === "oci" ? knownResults : join(import.meta.dirname, `../RESULTS-${untagged ? "untagged" : engine}.md`);

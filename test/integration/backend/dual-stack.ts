@@ -6,7 +6,7 @@ import { type ContainerEngine, engineOnThisHost } from "../../support/engines.ts
 import { testNetwork } from "../../support/host.ts";
 import { leaveOut } from "../../support/left-out.ts";
 import { missingForImages } from "../../support/registry.ts";
-import { OWN, withOwnNetwork } from "./own-network.ts";
+import { OWN, withOwnBackend } from "./own-backend.ts";
 
 const { signal } = new AbortController();
 const SERVE = "mkdir /tmp/www && echo served > /tmp/www/index.html && exec httpd -f -p 8080 -h /tmp/www";
@@ -23,7 +23,7 @@ async function hasBothFamilies(type: ContainerEngine): Promise<void> {
   const [, second, third] = cidr.split(".");
   const ranges = [cidr, `fd00:99:${second}:${third}::/64`];
   const network = { bridge, cidr: "node", podCidrs: [cidr, "fd00:99::/32"] };
-  await withOwnNetwork(type, network, async ({ provider, restart, create, addressesOf }) => {
+  await withOwnBackend(type, { network }, async ({ provider, restart, create, addressesOf }) => {
     expect(await provider.podRanges.put({ labels: OWN, ranges }, { signal })).toMatchObject({ ranges, state: "ready" });
     await create("one", { command: ["sh", "-c", SERVE] });
     const one = await addressesOf("one");

@@ -7,7 +7,7 @@ import { type ContainerEngine, engineOnThisHost } from "../../support/engines.ts
 import { testNetwork } from "../../support/host.ts";
 import { leaveOut } from "../../support/left-out.ts";
 import { missingForImages } from "../../support/registry.ts";
-import { OWN, withOwnNetwork } from "./own-network.ts";
+import { OWN, withOwnBackend } from "./own-backend.ts";
 
 const { signal } = new AbortController();
 
@@ -22,7 +22,7 @@ async function followsTheNode(type: ContainerEngine): Promise<void> {
   const { bridge, cidr = "" } = testNetwork("");
   const network = { bridge, cidr: "node", podCidrs: [cidr] };
   const [first, second] = [cidr.replace("0/24", "0/28"), cidr.replace("0/24", "64/28")];
-  await withOwnNetwork(type, network, async ({ provider, restart, create, addressesOf }) => {
+  await withOwnBackend(type, { network }, async ({ provider, restart, create, addressesOf }) => {
     const tell = (range: string) => provider.podRanges.put({ labels: OWN, ranges: [range] }, { signal });
     const addressOf = async (id: string) => (await addressesOf(id))[0]!;
     expect((await provider.getInfo({ signal })).capabilities).toContain("pod_ranges");
