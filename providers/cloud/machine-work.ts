@@ -20,6 +20,7 @@ import {
 } from "../../src/provider/kit/index.ts";
 import type { Vm } from "./cloud.ts";
 import type { CloudCalls } from "./cloud-calls.ts";
+import type { GuestServices } from "./guest-services.ts";
 import type { Guests } from "./guests.ts";
 import type { MachineVolumes } from "./machine-volumes.ts";
 import type { Pool } from "./pool.ts";
@@ -33,6 +34,8 @@ interface MachineWorkOptions {
   readonly orders: VmOrders;
   readonly pool: Pool;
   readonly volumes: MachineVolumes;
+  /** Absent: machines reach Services as the cloud's network does. */
+  readonly services: GuestServices | undefined;
   readonly views: Views;
   /** How long a VM may take until its guest answers. */
   readonly bootMs: number;
@@ -191,6 +194,7 @@ export class MachineWork {
     const { instance_type: _size, ...unsized } = spec;
     const guest = this.#options.guests.of(vm);
     const told = await this.#options.volumes.give(record, unsized, guest, options);
+    await this.#options.services?.before(guest, spec.labels, options);
     try {
       return await guest.createPod(record.id, told, options);
     } catch (thrown) {

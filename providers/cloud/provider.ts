@@ -53,6 +53,7 @@ import type { InstanceType, VmCloud } from "./cloud.ts";
 import { Collector } from "./collector.ts";
 import { GuestEars } from "./guest-ears.ts";
 import { type GuestKeys, withGuestKeys, withoutGuestKeys } from "./guest-keys.ts";
+import { GuestServices } from "./guest-services.ts";
 import { dialledGuest, Guests, type OpenGuest } from "./guests.ts";
 import { Quarantine, soldTypes } from "./instance-types.ts";
 import { isLive, MachineWork, type Sight } from "./machine-work.ts";
@@ -136,6 +137,8 @@ export class CloudProvider implements Provider {
   readonly #collector: Collector;
   /** Absent: the cloud has no volumes that outlive VMs. */
   readonly volumes?: VolumeProvider;
+  /** Absent: machines reach Services as the cloud's network does. */
+  readonly services?: GuestServices;
   readonly #volumeCollector: VolumeCollector | undefined;
   readonly #pool: Pool;
   readonly #ears: GuestEars;
@@ -178,7 +181,9 @@ export class CloudProvider implements Provider {
     });
     const volumes = new MachineVolumes({ ...ordering, offer, entries });
     const orders = new VmOrders({ ...ordering, pool: this.#pool, volumes, volumeZone: offer.zone });
-    this.#work = new MachineWork({ ...common, orders, pool: this.#pool, volumes });
+    if (this.#capabilities.includes("services"))
+      this.services = new GuestServices({ ...common, signal: this.#stop.signal });
+    this.#work = new MachineWork({ ...common, orders, pool: this.#pool, volumes, services: this.services });
     this.#ears = new GuestEars({ onChange: (id) => this.#lookQuietly(id), clock, signal: this.#stop.signal });
     this.#collector = new Collector({
       cloud: this.#cloud,
@@ -191,8 +196,7 @@ export class CloudProvider implements Provider {
       logger,
     });
     if (cloud.volumes === undefined) return;
-    const work = this.#work;
-    const book = new CloudVolumeBook({ ...ordering, offer, entries, work });
+    const book = new CloudVolumeBook({ ...ordering, offer, entries, work: this.#work });
     this.volumes = book;
     this.#volumeCollector = new VolumeCollector({ ...ordering, entries, book, tombstoneMs });
   }
@@ -210,13 +214,7 @@ export class CloudProvider implements Provider {
   }
 
   get #capabilities(): readonly Capability[] {
-    const { capabilities = [...SUPERVISION_CAPABILITIES, ...CONTAINER_CAPABILITIES] } = this.#options;
-    const all = new Set<Capability>([...capabilities, "events", "delete_if_absent", "instance_types"]);
-    // A guest's is that of one VM.
-    all.delete("capacity");
-    for (const each of GUESTS_OWN) all.delete(each);
-    if (this.volumes !== undefined) for (const each of VOLUME_CAPABILITIES) all.add(each);
-    return [...all];
+    return offered(this.#options.capabilities, this.volumes !== undefined);
   }
 
   // --------------------------------------------------------------------------------------------------------- machines
@@ -420,15 +418,18 @@ export class CloudProvider implements Provider {
   /** Keeps what was seen, and tells it to those who watch. @returns the newest that is known */
   #take(id: string, sight: Sight): Machine | undefined {
     if (sight === "absent") {
-      this.#ears.forget(id);
+      this.#unhear(id);
       const known = this.#known.get(id);
       if (known !== undefined) known.told = undefined;
       return undefined;
     }
     const { machine, record, guest } = sight;
     const known = this.#knownOf(id);
-    if (guest === undefined || isOver(machine)) this.#ears.forget(id);
-    else if (this.#watchers > 0) this.#ears.listen(id, guest);
+    if (guest === undefined || isOver(machine)) this.#unhear(id);
+    else {
+      this.services?.keep(id, guest, machine.labels);
+      if (this.#watchers > 0) this.#ears.listen(id, guest);
+    }
     if (record.phase !== "made") known.spec = undefined;
     const { told, version = 0 } = known;
     const isSame = told?.created_at === machine.created_at;
@@ -445,6 +446,12 @@ export class CloudProvider implements Provider {
     known.version = machine.version;
     this.#events.publish(seen);
     return seen;
+  }
+
+  /** Its guest is no machine's that runs. */
+  #unhear(id: string): void {
+    this.#ears.forget(id);
+    this.services?.forget(id);
   }
 
   #knownOf(id: string): Known {
@@ -517,6 +524,19 @@ export class CloudProvider implements Provider {
     };
     await Promise.all(Array.from({ length: ABREAST }, worker));
   }
+}
+
+/** @param ofGuests default: what every engine can */
+function offered(
+  ofGuests: readonly Capability[] = [...SUPERVISION_CAPABILITIES, ...CONTAINER_CAPABILITIES],
+  hasVolumes: boolean,
+): readonly Capability[] {
+  const all = new Set<Capability>([...ofGuests, "events", "delete_if_absent", "instance_types"]);
+  // A guest's is that of one VM.
+  all.delete("capacity");
+  for (const each of GUESTS_OWN) all.delete(each);
+  if (hasVolumes) for (const each of VOLUME_CAPABILITIES) all.add(each);
+  return [...all];
 }
 
 const isSameDisruption = ({ disruption: a }: Machine, { disruption: b }: Machine) =>

@@ -47,6 +47,7 @@ export function asProviderError(thrown: unknown, call: Pick<Call, "method" | "pa
 }
 
 export const POD_RANGES_PATH = "/v1/pod-ranges";
+export const SERVICES_PATH = "/v1/services";
 export const imagePath = (id: string): string => `/v1/images/${encodeURIComponent(id)}`;
 export const volumePath = (id: string): string => `/v1/volumes/${encodeURIComponent(id)}`;
 export const machinePath = (id: string): string => `/v1/machines/${encodeURIComponent(id)}`;

@@ -21,6 +21,7 @@ import {
   type MachineStats,
   type ProcessStreams,
   type PodRangesProvider,
+  type ServicesProvider,
   type Provider,
   type ProviderCapacity,
   ProviderError,
@@ -43,6 +44,7 @@ import { isTooLarge, MachineLists, readItems } from "./lists.ts";
 import { DEFAULT_LIMITS, type HttpVmLimits, type HttpVmOptions } from "./options.ts";
 import { PodNames } from "./pod-names.ts";
 import { HttpVmPodRanges } from "./pod-ranges.ts";
+import { HttpVmServices } from "./services.ts";
 import { openPort, openProcess } from "./streams.ts";
 import { HttpVmVolumes } from "./volumes.ts";
 import { believe, parseReply, plainText, requireValid, tameTexts } from "./validate.ts";
@@ -57,6 +59,7 @@ export class HttpVmProvider implements Provider {
   readonly volumes: VolumeProvider;
   readonly images: ImageProvider;
   readonly podRanges: PodRangesProvider;
+  readonly services: ServicesProvider;
   readonly #pods = new PodNames();
 
   /** @throws TypeError when the url cannot be used */
@@ -76,6 +79,7 @@ export class HttpVmProvider implements Provider {
     this.volumes = new HttpVmVolumes(this.#client, this.#judge, this.#limits);
     this.images = new HttpVmImages(this.#client, this.#judge);
     this.podRanges = new HttpVmPodRanges(this.#client, this.#judge);
+    this.services = new HttpVmServices(this.#client, this.#judge);
   }
 
   async getInfo({ signal }: CallOptions): Promise<ProviderInfo> {

@@ -29,14 +29,16 @@ import {
   type BackendConfig,
 } from "./config.ts";
 import type { Engine, HostProblem } from "./engine.ts";
-import { createEngine, type EngineConfig } from "./engines/index.ts";
+import { createEngine } from "./engines/index.ts";
 import { makeFolder } from "./host/files.ts";
 import { keepUntilLast } from "./host/oom-score.ts";
 import { memoryFolder, memoryFolderSize, memoryPlace } from "./host/memory-folder.ts";
 import { FrontDoor } from "./network/front-door.ts";
+import { HostServices } from "./network/host-services.ts";
 import { DEFAULT_BRIDGE } from "./network/network.ts";
 import { isServed, pluginSocket } from "./plugins/registration.ts";
-import { checkHost, LocalProvider } from "./provider.ts";
+import { checkHost } from "./check-host.ts";
+import { LocalProvider } from "./provider.ts";
 import type { HostVolumes, VolumePlace } from "./volume-contents.ts";
 
 /** Of the host's memory. */
@@ -68,12 +70,21 @@ export interface RunningBackend {
   close(): Promise<void>;
 }
 
-function frontDoorOf(
-  engine: EngineConfig,
-  { ownPorts, clock, logger }: { ownPorts: readonly number[] } & Pick<BackendOptions, "clock" | "logger">,
-): FrontDoor | undefined {
-  if (engine.type !== "cri" && engine.type !== "oci") return undefined;
-  return new FrontDoor({ bridge: engine.network?.bridge ?? DEFAULT_BRIDGE, ownPorts, clock, logger });
+/** What a host has that is one machine's alone. */
+function ownOf(
+  { engine }: Pick<BackendConfig, "engine">,
+  {
+    ownPorts,
+    stateDir,
+    clock,
+    logger,
+  }: { ownPorts: readonly number[]; stateDir: string } & Pick<BackendOptions, "clock" | "logger">,
+): { frontDoor?: FrontDoor; services?: HostServices } {
+  if (engine.type !== "cri" && engine.type !== "oci") return {};
+  const { bridge = DEFAULT_BRIDGE } = engine.network ?? {};
+  const services = new HostServices({ stateDir, bridge, logger });
+  const onLead = (outside: string, inside: string) => services.lead(outside, inside);
+  return { services, frontDoor: new FrontDoor({ bridge, ownPorts, onLead, clock, logger }) };
 }
 
 /** The host lacks something without which the engine cannot work. */
@@ -95,6 +106,7 @@ export async function startBackend(config: BackendConfig, options: BackendOption
   const stateDir = realpathSync(config.stateDir);
   const hostAddress = addressFor(config.listen);
   const reservedPorts = "port" in config.listen ? [config.listen.port] : [];
+  const own = options.hasOneMachine === true ? ownOf(config, { ownPorts: reservedPorts, stateDir, clock, logger }) : {};
   const engine = createEngine(config.engine, {
     stateDir,
     clock,
@@ -104,8 +116,7 @@ export async function startBackend(config: BackendConfig, options: BackendOption
     systemReserved: systemReservedOf(config),
     hostAddress,
     reservedPorts,
-    frontDoor:
-      options.hasOneMachine === true ? frontDoorOf(config.engine, { ownPorts: reservedPorts, ...options }) : undefined,
+    frontDoor: own.frontDoor,
     logLimits: { maxBytes: logBytesOf(config), maxFiles: config.logs.maxFiles },
   });
   const problems = [...checkHost(), ...(await engine.check()), ...checkSecrets(config, engine)];
@@ -120,6 +131,7 @@ export async function startBackend(config: BackendConfig, options: BackendOption
     );
   }
   const capacity = capacityOf(config);
+  await own.services?.restore();
   const provider = await LocalProvider.open({
     engine,
     stateDir,
@@ -131,6 +143,7 @@ export async function startBackend(config: BackendConfig, options: BackendOption
     version,
     persistentVolumes: config.persistentVolumes,
     volumes: options.volumes,
+    services: own.services,
     zone: config.zone,
     startConcurrency: config.startConcurrency,
     logMaxBytes: logBytesOf(config),

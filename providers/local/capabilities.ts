@@ -19,6 +19,8 @@ interface Declared {
   persistentVolumes?: boolean | undefined;
   /** In place of the engine's: volumes that this host is given. */
   volumes?: object | undefined;
+  /** Absent: its machines reach Services as this host does. */
+  services?: object | undefined;
   /** Absent: plugins of this host are not served. */
   plugins?: object | undefined;
 }
@@ -33,7 +35,7 @@ const VOLUME_CAPABILITIES: readonly Capability[] = [
 
 /** The engine's, without those that the host's owner does not offer, and with those that the host adds. */
 export function capabilitiesOf(
-  { engine, persistentVolumes, volumes, plugins }: Declared,
+  { engine, persistentVolumes, volumes, services, plugins }: Declared,
   { tellsCapacity }: { readonly tellsCapacity: boolean },
 ): readonly Capability[] {
   const capabilities = new Set(engine.capabilities);
@@ -42,6 +44,7 @@ export function capabilitiesOf(
   if (volumes !== undefined) capabilities.add("volumes.persistent");
   if (tellsCapacity) capabilities.add("capacity");
   if (engine.nodeRange !== undefined) capabilities.add("pod_ranges");
+  if (services !== undefined) capabilities.add("services");
   if (plugins !== undefined) capabilities.add("devices");
   // What drivers give to a container, they give in the Container Device Interface alone.
   if (plugins !== undefined && engine.hasCdi === true) capabilities.add("resource_claims");

@@ -38,6 +38,7 @@ import {
   patchCapabilities,
   patchExcess,
   type PodRangesProvider,
+  type ServicesProvider,
   type ProcessStreams,
   type Provider,
   type ProviderCapacity,
@@ -55,9 +56,8 @@ import {
   type VolumeProvider,
 } from "../../src/provider/kit/index.ts";
 import { assertServable, capabilitiesOf } from "./capabilities.ts";
-import type { Engine, HostProblem, Shims } from "./engine.ts";
+import type { Engine, Shims } from "./engine.ts";
 import { type EvictionOptions, HostCare, type ShutdownGrace } from "./host-care.ts";
-import { findTool } from "./host/command.ts";
 import { runsInUserNamespace } from "./host/proc.ts";
 import { HostPlugins, type PluginOptions } from "./plugins/host-plugins.ts";
 import { type PrewarmOptions, type PrewarmedImages, prewarmedOf } from "./images/prewarmed.ts";
@@ -92,6 +92,8 @@ interface LocalProviderOptions {
   persistentVolumes?: boolean | undefined;
   /** Where volumes' bytes are, in place of the engine's own. */
   volumes?: ((place: VolumePlace) => HostVolumes) | undefined;
+  /** Where Services lead, where machines reach them by this backend's rules. */
+  services?: ServicesProvider | undefined;
   /** Where its machines and their volumes are, for clusters with several such backends. */
   zone?: string | undefined;
   /** Sandboxes and containers that may be starting at once. */
@@ -152,6 +154,7 @@ export class LocalProvider implements Provider {
   readonly #prewarmed: PrewarmedImages | undefined;
   readonly images: ImageProvider | undefined;
   readonly podRanges: PodRangesProvider | undefined;
+  readonly services: ServicesProvider | undefined;
   readonly #context: SupervisorContext;
   readonly #closed = new AbortController();
   /** Descriptor of the state directory's lock. */
@@ -173,6 +176,7 @@ export class LocalProvider implements Provider {
     if (this.#volumes !== undefined && options.persistentVolumes !== false) this.volumes = this.#volumes.api;
     this.#prewarmed = prewarmedOf(options, () => this.#retainImages());
     this.images = this.#prewarmed?.api;
+    this.services = options.services;
     this.podRanges = podRangesOf(options.engine, () => this.#assertOpen());
     this.#context = {
       engine: options.engine,
@@ -563,25 +567,6 @@ function processShims(options: LocalProviderOptions): Shims {
     recorded: ({ dir }) => recordedExit(dir),
     attach: (_container, socket, streams) => attachShim(socket, streams),
   };
-}
-
-/** What a backend lacks on this host, whatever its engine. @param self the backend's own process */
-export function checkHost(self: { pid: number } = process): HostProblem[] {
-  const problems: HostProblem[] = [];
-  if (findTool("flock") === undefined)
-    problems.push({
-      fatal: true,
-      problem: "flock is not on the PATH: a backend locks its state directory and its bridge with it",
-      cure: "install the package util-linux (Debian: apt-get install util-linux)",
-    });
-  if (self.pid === 1)
-    problems.push({
-      fatal: false,
-      problem:
-        "the backend is process 1 of its container and reaps nobody: containers whose commands were called off cannot end",
-      cure: "give the container an init (docker run --init; the image's own entrypoint has tini)",
-    });
-  return problems;
 }
 
 /**

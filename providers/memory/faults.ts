@@ -39,7 +39,8 @@ export type Operation =
   | "deleteImage"
   | "putPodRanges"
   | "getPodRanges"
-  | "deletePodRanges";
+  | "deletePodRanges"
+  | "putServices";
 
 export type Fault =
   /** Nothing is done. */

@@ -34,6 +34,10 @@ import {
   type ProcessStreams,
   PodRangeBook,
   type PodRangesProvider,
+  type Services,
+  type ServicesProvider,
+  type ServicesSpec,
+  ServiceTable,
   type Provider,
   type ProviderCapacity,
   machineIsThere,
@@ -115,6 +119,8 @@ export class MemoryProvider implements Provider {
   readonly volumes: VolumeProvider;
   readonly images: ImageProvider;
   readonly podRanges: PodRangesProvider;
+  readonly services: ServicesProvider;
+  readonly #services: { labels: Record<string, string>; table: ServiceTable }[] = [];
   #addresses = 0;
 
   constructor(options: MemoryProviderOptions = {}) {
@@ -143,6 +149,22 @@ export class MemoryProvider implements Provider {
         }),
     });
     this.podRanges = this.#ranges();
+    this.services = {
+      put: (spec, { signal }) =>
+        this.#call("putServices", undefined, signal, () => {
+          this.#assertCapable("services");
+          return this.#putServices(spec);
+        }),
+    };
+  }
+
+  /** Its machines reach nothing by them. */
+  #putServices({ labels, ...change }: ServicesSpec): Services {
+    const known = this.#services.find((each) => isSubset(each.labels, labels) && isSubset(labels, each.labels));
+    const { table } = known ?? { table: new ServiceTable() };
+    table.apply(change);
+    if (known === undefined) this.#services.push({ labels, table });
+    return { revision: table.revision!, services: table.size };
   }
 
   /** Its machines have the addresses that they had. */

@@ -33,6 +33,7 @@ import { ServedNodes } from "./served-nodes.ts";
 import type { NodeAgentOptions } from "./node-options.ts";
 import { observeProcess, type Vitals } from "./process-metrics.ts";
 import { EvictionZones } from "../pods/eviction-brake.ts";
+import { EndpointCache } from "../kube/endpoints.ts";
 import { ServiceCache } from "../podspec/references/services.ts";
 import type { Provider } from "../provider/provider.ts";
 import { HealthChecks, startHealthServer, type HealthServer } from "../telemetry/health.ts";
@@ -120,6 +121,7 @@ export class Agent {
   #config: AgentConfig;
   #keptFields: readonly string[] = [];
   readonly #services: ServiceCache;
+  readonly #endpoints: EndpointCache;
   readonly #health: HealthServer;
   readonly #eventLoop: EventLoopWatch;
   readonly #self: KubeTransport;
@@ -132,6 +134,7 @@ export class Agent {
     metrics: Metrics;
     failed: AbortController;
     services: ServiceCache;
+    endpoints: EndpointCache;
     health: HealthServer;
     eventLoop: EventLoopWatch;
     self: KubeTransport;
@@ -144,6 +147,7 @@ export class Agent {
     this.#metrics = parts.metrics;
     this.#failed = parts.failed;
     this.#services = parts.services;
+    this.#endpoints = parts.endpoints;
     this.#health = parts.health;
     this.#eventLoop = parts.eventLoop;
     this.#self = parts.self;
@@ -194,9 +198,10 @@ export class Agent {
         ...options,
         kube: { request: (request) => asAnyNode().request(request), watch: (request) => asAnyNode().watch(request) },
       });
+      const endpoints = new EndpointCache({ ...options, kube: self });
       const evictions = new EvictionZones(options);
       const guard = elector?.guard;
-      const shared: SharedParts = { self, services, evictions, clusterId, metrics, livez, readyz, guard };
+      const shared: SharedParts = { self, services, endpoints, evictions, clusterId, metrics, livez, readyz, guard };
       nodes = new ServedNodes({
         connect: (node) => connectNode(options, node, self, metrics),
         openProvider: (node) => openProvider(options, node, metrics),
@@ -215,7 +220,19 @@ export class Agent {
       });
       await nodes.open(config.nodes);
       isBuilt = true;
-      return new Agent({ nodes, options, metrics, failed, services, health, eventLoop, self, elector, logger });
+      return new Agent({
+        nodes,
+        options,
+        metrics,
+        failed,
+        services,
+        endpoints,
+        health,
+        eventLoop,
+        self,
+        elector,
+        logger,
+      });
     } catch (thrown) {
       eventLoop.close();
       await Promise.all([nodes?.close(), self.close(), health.close()]);
@@ -237,6 +254,7 @@ export class Agent {
     const act = (leading: AbortSignal) => this.#nodes.act(leading);
     const parts = [
       this.#services.run(linked),
+      this.#endpoints.run(linked),
       this.#followFile(linked),
       // A process that loses the leadership ends: its successor stands by with nothing left over from before.
       this.#elector === undefined
@@ -297,7 +315,7 @@ function tellExposed(paths: readonly string[], logger: Logger): void {
 /** What all nodes of a process have in common. */
 type SharedParts = Pick<
   NodeAgentOptions,
-  "self" | "services" | "evictions" | "clusterId" | "metrics" | "livez" | "readyz" | "guard"
+  "self" | "services" | "endpoints" | "evictions" | "clusterId" | "metrics" | "livez" | "readyz" | "guard"
 >;
 
 async function connectNode(options: AgentOptions, node: NodeConfig, self: Kube, metrics: Metrics): Promise<NodeMeans> {

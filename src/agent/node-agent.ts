@@ -101,6 +101,7 @@ export class NodeAgent {
       this.#node.controller.run(linked).catch((thrown: unknown) => refused.abort(thrown)),
       this.#node.followCapacity(linked),
       this.#node.tellRange(linked),
+      this.#node.tellServices(linked),
       this.#pods.volumesInUse.run(linked),
       this.#pods.grownClaims.run(linked),
       this.#pods.growingClaims.run(linked),

@@ -1,5 +1,6 @@
 /** A node's Node object: what is written into it, and where that comes from. */
 import type { Kube } from "../kube/kube.ts";
+import type { Node } from "../kube/wire.ts";
 import { PodRange } from "../node/pod-range.ts";
 import {
   fixedCapacity,
@@ -8,9 +9,11 @@ import {
   type CapacitySource,
   withConditions,
 } from "../node/capacity.ts";
+import { NodeServices } from "../node/node-services.ts";
 import { NodeController } from "../node/node-controller.ts";
 import type { BackendHealth } from "../node/settings.ts";
 import type { PodController } from "../pods/controller.ts";
+import type { Provider } from "../provider/provider.ts";
 import { parseDuration } from "../resources/duration.ts";
 import type { BackendInfo } from "./backend-info.ts";
 import type { NodeAgentOptions } from "./node-options.ts";
@@ -22,6 +25,8 @@ export interface NodeObject {
   followCapacity(signal: AbortSignal): Promise<void>;
   /** Tells the backend the Node's podCIDRs, where it takes them, until the signal aborts. */
   tellRange(signal: AbortSignal): Promise<void>;
+  /** Tells the backend where the cluster's Services lead, where it takes them, until the signal aborts. */
+  tellServices(signal: AbortSignal): Promise<void>;
   /** The node is served no longer. @returns whether its range is free for another one */
   releaseRange(signal: AbortSignal): Promise<boolean>;
 }
@@ -53,6 +58,8 @@ export function createNode(
     onChange,
     everyMs: () => (hasDevices() ? DEVICES_EVERY_MS : CAPACITY_EVERY_MS),
   });
+  const warn = (reason: string, message: string) =>
+    events.event({ apiVersion: "v1", kind: "Node", name: node.name, uid: node.name }, "Warning", reason, message);
   const range = new PodRange({
     provider,
     clusterId,
@@ -61,10 +68,10 @@ export function createNode(
     clock,
     random,
     logger,
-    warn: (reason, message) =>
-      events.event({ apiVersion: "v1", kind: "Node", name: node.name, uid: node.name }, "Warning", reason, message),
+    warn,
     onChange,
   });
+  const services = servicesOf(options, provider, () => controller.store.getByName("", node.name), warn);
   const ofBackend = capacityOf(backend, reported);
   const controller = new NodeController({
     kube: acting,
@@ -121,8 +128,25 @@ export function createNode(
       await Promise.all([backend.known(signal), controller.claimed(signal)]);
       if (!signal.aborted && backend.can("pod_ranges") === true) await range.run(signal);
     },
+    async tellServices(signal) {
+      await Promise.all([backend.known(signal), controller.claimed(signal)]);
+      if (!signal.aborted && backend.can("services") === true) await services.run(signal);
+    },
     releaseRange: async (signal) => backend.can("pod_ranges") !== true || (await range.release(signal)),
   };
+}
+
+function servicesOf(
+  { node, services, endpoints, clusterId, clock, random, logger }: NodeAgentOptions,
+  provider: Provider,
+  ownNode: () => Node | undefined,
+  warn: (reason: string, message: string) => void,
+): NodeServices {
+  return new NodeServices({
+    ...{ provider, clusterId, nodeName: node.name, endpoints, clock, random, logger, warn },
+    services: services.store,
+    node: ownNode,
+  });
 }
 
 /** With what is known here of the Node, not by the backend. */

@@ -1,6 +1,7 @@
 /** What one virtual node is made of. */
 import type { NodeConfig } from "../config/schema.ts";
 import type { NodeCertificate } from "../kube/certificates.ts";
+import type { EndpointCache } from "../kube/endpoints.ts";
 import type { EventRecorder } from "../kube/events.ts";
 import type { KubeTransport } from "../kube/transport.ts";
 import type { EvictionZones } from "../pods/eviction-brake.ts";
@@ -25,6 +26,8 @@ export interface NodeAgentOptions {
   events: EventRecorder;
   /** Shared by the nodes of this process. */
   services: ServiceCache;
+  /** The same, for backends that take Services. */
+  endpoints: EndpointCache;
   evictions: EvictionZones;
   provider: Provider;
   clusterId: string;

@@ -184,9 +184,18 @@ const SERVING_CERTIFICATE: readonly Permission[] = ["create", "get"].map((verb) 
   optional: true,
 }));
 
+/** For a backend that takes Services. */
+const ENDPOINTS: readonly Permission[] = ["list", "watch"].map((verb) => ({
+  attributes: { verb, group: "discovery.k8s.io", resource: "endpointslices" },
+  purpose: "pods in VMs of a cloud reach Services only where the VMs' network leads to them",
+  optional: true,
+  asProcess: true,
+}));
+
 /** What the process needs by its own identity, whatever it acts as. */
 function processPermissions(nodeName: string, needs: PermissionNeeds): Permission[] {
   const permissions: Permission[] = [];
+  permissions.push(...ENDPOINTS);
   if (needs.clientCa) {
     permissions.push({
       attributes: {

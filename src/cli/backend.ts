@@ -4,7 +4,7 @@ import { Command } from "commander";
 import { checkPlugins, checkSecrets, startBackend } from "../../providers/local/backend.ts";
 import { type BackendConfig, loadBackendConfig } from "../../providers/local/config.ts";
 import { createEngine } from "../../providers/local/engines/index.ts";
-import { checkHost } from "../../providers/local/provider.ts";
+import { checkHost } from "../../providers/local/check-host.ts";
 import { ConfigError, configuredBy } from "../config/load.ts";
 import { createLogger, silentLogger, type LogFormat, type Logger } from "../telemetry/logger.ts";
 import type { Tracing } from "../telemetry/tracing.ts";

@@ -53,8 +53,14 @@ function guestKeysOf(file: string, scope: string): GuestKeys {
 export function capabilitiesOf({
   cloud,
   allowPrivileged = cloud.instanceType === "virtual-machine",
+  services = false,
 }: Pick<CloudProviderConfig, "cloud"> & Partial<CloudProviderConfig>): readonly Capability[] {
-  return [...CRI_CAPABILITIES, "volumes.host_path", ...(allowPrivileged ? (["privileged"] as const) : [])];
+  return [
+    ...CRI_CAPABILITIES,
+    "volumes.host_path",
+    ...(allowPrivileged ? (["privileged"] as const) : []),
+    ...(services ? (["services"] as const) : []),
+  ];
 }
 
 /** @internal */

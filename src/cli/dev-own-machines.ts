@@ -9,7 +9,7 @@ import { type BackendConfig, parseBackendConfig } from "../../providers/local/co
 import { hostResolvConf } from "../../providers/local/bundle/host-resolv.ts";
 import { createEngine } from "../../providers/local/engines/index.ts";
 import { registryFault } from "../../providers/local/images/reachable.ts";
-import { checkHost } from "../../providers/local/provider.ts";
+import { checkHost } from "../../providers/local/check-host.ts";
 import type { PublishNames } from "../devcluster/index.ts";
 import { silentLogger, type Logger } from "../telemetry/logger.ts";
 import { systemClock } from "../util/clock.ts";

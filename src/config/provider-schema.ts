@@ -141,6 +141,12 @@ const cloudSchema = z.strictObject({
     .describe(
       "Let containers be privileged: in their own VM, which is theirs alone. Default: where VMs have a kernel of their own (instanceType virtual-machine).",
     ),
+  services: z
+    .boolean()
+    .default(true)
+    .describe(
+      "Have pods reach the cluster's Services by rules in their own VM, as kube-proxy makes them on a node. Off: where the VMs' network does it.",
+    ),
 });
 
 export const providerSchema = z.discriminatedUnion("type", [httpVmSchema, memorySchema, moduleSchema, cloudSchema]);

@@ -9,6 +9,7 @@ import type {
   V1ContainerStatus,
   V1CSIDriver,
   V1CSINode,
+  V1EndpointSlice,
   V1Lease,
   V1Node,
   V1ObjectMeta,
@@ -51,6 +52,7 @@ export type Lease = DeepReadonly<Wire<V1Lease>>;
 export type ConfigMap = DeepReadonly<Wire<V1ConfigMap>>;
 export type Secret = DeepReadonly<Wire<V1Secret>>;
 export type Service = DeepReadonly<Wire<V1Service>>;
+export type EndpointSlice = DeepReadonly<Wire<V1EndpointSlice>>;
 export type PersistentVolumeClaim = DeepReadonly<Wire<V1PersistentVolumeClaim>>;
 export type PersistentVolume = DeepReadonly<Wire<V1PersistentVolume>>;
 export type VolumeAttachment = DeepReadonly<Wire<V1VolumeAttachment>>;

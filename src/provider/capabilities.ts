@@ -75,6 +75,7 @@ export const CAPABILITIES = {
   "images.prewarm": "images that are pulled before a machine asks for them, and kept",
   // addresses
   pod_ranges: "machines have addresses of the ranges that the cluster has given to their Node",
+  services: "machines reach the cluster's Services at the Services' own addresses",
   // placement
   instance_types: "named sizes",
 } as const;

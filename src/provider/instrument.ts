@@ -45,6 +45,15 @@ const POD_RANGE_CALLS: Readonly<Record<string, string>> = {
   get: "get_pod_ranges",
   delete: "delete_pod_ranges",
 };
+/** Calls for the cluster's Services. */
+const SERVICE_CALLS: Readonly<Record<string, string>> = { put: "put_services" };
+/** By the part of a provider that has them. */
+const OF_PARTS = {
+  volumes: VOLUME_CALLS,
+  images: IMAGE_CALLS,
+  podRanges: POD_RANGE_CALLS,
+  services: SERVICE_CALLS,
+} as const;
 /** Calls that open a session, for as long as the client that asked for it waits. */
 const SESSIONS: Readonly<Record<string, string>> = { exec: "exec", attach: "attach", portForward: "port_forward" };
 
@@ -68,12 +77,9 @@ function instrumented<T extends object>(
   return new Proxy(target, {
     get(target, property) {
       const member: unknown = Reflect.get(target, property, target);
-      if (property === "volumes" && typeof member === "object" && member !== null)
-        return instrumented(member, VOLUME_CALLS, observers);
-      if (property === "images" && typeof member === "object" && member !== null)
-        return instrumented(member, IMAGE_CALLS, observers);
-      if (property === "podRanges" && typeof member === "object" && member !== null)
-        return instrumented(member, POD_RANGE_CALLS, observers);
+      const calls = OF_PARTS[property as keyof typeof OF_PARTS];
+      if (calls !== undefined && typeof member === "object" && member !== null)
+        return instrumented(member, calls, observers);
       if (typeof member !== "function") return member;
       const call = member as (...args: unknown[]) => unknown;
       const name = String(property);

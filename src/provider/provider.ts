@@ -24,6 +24,7 @@ import type {
 } from "./machine.ts";
 import type { ImageProvider } from "./image.ts";
 import type { PodRangesProvider } from "./pod-ranges.ts";
+import type { ServicesProvider } from "./services.ts";
 import type { VolumeClass, VolumeProvider } from "./volume.ts";
 
 /** Every call takes a signal; when it aborts, the call rejects soon and whatever it held is released. */
@@ -198,6 +199,8 @@ export interface Provider {
   readonly images?: ImageProvider | undefined;
   /** Capability `pod_ranges`. */
   readonly podRanges?: PodRangesProvider | undefined;
+  /** Capability `services`. */
+  readonly services?: ServicesProvider | undefined;
   /** Releases connections and timers. Machines live on. */
   close(): Promise<void>;
 }

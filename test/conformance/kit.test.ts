@@ -32,6 +32,7 @@ const CAPABILITIES: readonly Capability[] = [
   "restart_rules",
   "devices",
   "pod_ranges",
+  "services",
   "resource_claims",
   "volumes.csi",
   "volumes.csi_persistent",

@@ -28,6 +28,7 @@ import {
 import { MORE_MUTANTS } from "./mutants-more.ts";
 import { IMAGE_MUTANTS } from "./mutants-images.ts";
 import { POD_RANGE_MUTANTS } from "./mutants-pod-ranges.ts";
+import { SERVICE_MUTANTS } from "./mutants-services.ts";
 import { RESTARTED_MUTANTS } from "./mutants-restarted.ts";
 import { VOLUME_MUTANTS } from "./mutants-volumes.ts";
 
@@ -45,6 +46,7 @@ export const MUTANTS: Record<string, Mutant> = {
   ...VOLUME_MUTANTS,
   ...IMAGE_MUTANTS,
   ...POD_RANGE_MUTANTS,
+  ...SERVICE_MUTANTS,
   "info/says-what-it-is": {
     provider: (sound) => ({ getInfo: async (options) => ({ ...(await sound.getInfo(options)), version: "" }) }),
   },

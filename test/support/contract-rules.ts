@@ -85,6 +85,8 @@ const HOLDERS: readonly Holder[] = [
   { begins: "Who has ranges and is refused", checks: ["pod-ranges/end-with-others-that-are-refused"] },
   { begins: "Idempotent.", where: "pod-ranges put", checks: ["pod-ranges/are-one-nodes"] },
   { begins: "Idempotent, and 204", where: "pod-ranges", checks: ["pod-ranges/are-one-nodes"] },
+  { begins: "As kube-proxy does it", why: "A kit does not know by which program a stranger's image calls others" },
+  { begins: "Idempotent.", where: "services put", checks: ["services/changes-want-their-base"] },
   { begins: "A `since` that is older", checks: ["events/an-unknown-revision-is-gone", "http/events-in-the-future"] },
   { begins: "*Long poll*", checks: ["http/long-poll-of-events", "http/a-long-poll-"] },
   { begins: "` the MachineEvent in one line", checks: ["events/come-while-watching"] },

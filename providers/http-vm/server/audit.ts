@@ -25,7 +25,8 @@ export type AuditedAction =
   | "port-forward"
   | `${"create" | "resize" | "delete" | "reserve" | "release"}-volume`
   | `${"create" | "delete"}-image`
-  | `${"tell" | "give-back"}-ranges`;
+  | `${"tell" | "give-back"}-ranges`
+  | "tell-services";
 
 /** A route that may be audited. */
 export interface AuditedRoute extends RoutePattern {

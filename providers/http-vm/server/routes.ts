@@ -16,6 +16,7 @@ import {
   releaseVolume,
   reserveVolume,
 } from "./endpoints/volume.ts";
+import { putServices } from "./endpoints/services.ts";
 import { deletePodRanges, getPodRanges, putPodRanges } from "./endpoints/pod-ranges.ts";
 import type { Endpoint, Route } from "./router.ts";
 
@@ -49,6 +50,7 @@ export const ROUTES: readonly Route[] = [
   route("GET", "/v1/pod-ranges", getPodRanges),
   route("PUT", "/v1/pod-ranges", putPodRanges, "tell-ranges"),
   route("DELETE", "/v1/pod-ranges", deletePodRanges, "give-back-ranges"),
+  route("PUT", "/v1/services", putServices, "tell-services"),
   route("GET", "/v1/events", getEvents),
   route("GET", "/v1/stats", getStats),
   route("GET", "/v1/info", getInfo),

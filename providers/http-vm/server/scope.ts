@@ -22,6 +22,9 @@ import {
   type MachineSpec,
   nodeIdOf,
   type PodRangesProvider,
+  type Services,
+  type ServicesProvider,
+  type ServicesSpec,
   type Provider,
   ProviderError,
   type ProviderInfo,
@@ -74,6 +77,7 @@ class ScopedProvider implements Provider {
   readonly volumes?: VolumeProvider;
   readonly images?: ImageProvider;
   readonly podRanges?: PodRangesProvider;
+  readonly services?: ServicesProvider;
   readonly #provider: Provider;
   readonly #client: string;
   readonly #verbs: readonly Verb[];
@@ -151,6 +155,15 @@ class ScopedProvider implements Provider {
         isOwn: (labels) => this.#wrongLabel(labels) === undefined,
         refusal: (what) => this.#refusal(what),
       });
+    const { services } = provider;
+    if (services !== undefined) this.services = { put: (spec, options) => this.#putServices(services, spec, options) };
+  }
+
+  /** Of machines of its own alone. */
+  async #putServices(services: ServicesProvider, spec: ServicesSpec, options: CallOptions): Promise<Services> {
+    this.#require("write");
+    if (this.#wrongLabel(spec.labels) === undefined) return await services.put(spec, options);
+    throw this.#refusal("say where Services lead for machines of a node that is not its own");
   }
 
   getInfo(options: CallOptions): Promise<ProviderInfo> {

@@ -336,7 +336,7 @@ const vmSchema = z.strictObject({
 
 export const engineSchema = z.discriminatedUnion("type", [processSchema, ociSchema, criSchema, vmSchema]);
 
-export type EngineConfig = z.infer<typeof engineSchema>;
+type EngineConfig = z.infer<typeof engineSchema>;
 
 interface EngineOptions {
   stateDir: string;

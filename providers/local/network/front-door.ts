@@ -13,6 +13,8 @@ interface FrontDoorOptions {
   readonly bridge: string;
   /** Of the host's own. */
   readonly ownPorts: readonly number[];
+  /** Called before a machine is told the host's address, by which its own Services lead to it. */
+  readonly onLead?: ((outside: string, inside: string) => Promise<void>) | undefined;
   readonly clock: Clock;
   readonly logger: Logger;
 }
@@ -42,7 +44,7 @@ export class FrontDoor {
    * @returns what the machine is told as its address: the host's, or its own where it cannot have that
    */
   async lead({ address, netns }: Behind, signal?: AbortSignal): Promise<string> {
-    const { bridge, ownPorts, logger } = this.#options;
+    const { bridge, ownPorts, onLead, logger } = this.#options;
     await runSoon("nft", ["-f", "-"], { input: hostRules({ address, bridge, ownPorts }), signal });
     const outside = await this.#addressOfHost(signal);
     if (outside === undefined) {
@@ -53,6 +55,7 @@ export class FrontDoor {
       await runSoon("nsenter", [`--net=${netns}`, findTool(tool) ?? tool, ...args], { input, signal });
     await inside("ip", ["address", "replace", `${outside}/32`, "dev", "eth0"]);
     await inside("nft", ["-f", "-"], machineRules({ address, outside }));
+    await onLead?.(outside, address);
     return outside;
   }
 

@@ -1,6 +1,7 @@
 /**
- * The cluster's Services, for the variables that pods get of them. One watch serves every node of a process: the Node
- * authorizer lets any node read them all, while pods, configMaps and secrets are only for the node that they belong to.
+ * The cluster's Services, for the variables that pods get of them, and for the addresses that lead to others. One watch
+ * serves every node of a process: the Node authorizer lets any node read them all, while pods, configMaps and secrets
+ * are only for the node that they belong to.
  */
 import type { Kube } from "../../kube/kube.ts";
 import { resourcePath } from "../../kube/paths.ts";
@@ -15,13 +16,13 @@ const FIRST_LIST_WAIT_MS = 5_000;
 
 export class ServiceCache {
   readonly #options: { kube: Kube; clock: Clock; random: Random; logger: Logger };
-  readonly #store: Store<Service>;
+  readonly store: Store<Service>;
   #isRunning = false;
 
   /** @param options.kube may act as any of the nodes */
   constructor(options: { kube: Kube; clock: Clock; random: Random; logger: Logger }) {
     this.#options = options;
-    this.#store = new Store<Service>({
+    this.store = new Store<Service>({
       logger: options.logger,
       indexers: { namespace: (service) => [service.metadata?.namespace ?? ""] },
     });
@@ -33,27 +34,27 @@ export class ServiceCache {
     await new Reflector<Service>({
       ...this.#options,
       path: resourcePath({ resource: "services" }),
-      store: this.#store,
+      store: this.store,
     }).run(signal);
   }
 
   /** The Services of these namespaces; undefined while they have not been listed once. */
   of(namespaces: ReadonlySet<string>): Service[] | undefined {
-    if (!this.#store.synced) return undefined;
-    return [...namespaces].flatMap((namespace) => this.#store.byIndex("namespace", namespace));
+    if (!this.store.synced) return undefined;
+    return [...namespaces].flatMap((namespace) => this.store.byIndex("namespace", namespace));
   }
 
   /** Resolves when the Services have been listed once. @throws the signal's reason on abort */
   listed(signal: AbortSignal): Promise<void> {
-    return this.#store.hasSynced(signal);
+    return this.store.hasSynced(signal);
   }
 
   /** At start, the first list is worth waiting for a little: without it every pod would have to come back. */
   async firstList(signal: AbortSignal): Promise<void> {
-    if (this.#store.synced || !this.#isRunning) return;
+    if (this.store.synced || !this.#isRunning) return;
     const over = new AbortController();
     const both = AbortSignal.any([signal, over.signal]);
-    await Promise.race([this.#store.hasSynced(both), this.#options.clock.sleep(FIRST_LIST_WAIT_MS, both)]).finally(() =>
+    await Promise.race([this.store.hasSynced(both), this.#options.clock.sleep(FIRST_LIST_WAIT_MS, both)]).finally(() =>
       over.abort(),
     );
   }

@@ -485,6 +485,29 @@ export interface paths {
     patch?: never;
     trace?: never;
   };
+  "/v1/services": {
+    parameters: {
+      query?: never;
+      header?: {
+        /** @description Echoed in the reply. */
+        "X-Request-Id"?: components["parameters"]["RequestId"];
+      };
+      path?: never;
+      cookie?: never;
+    };
+    get?: never;
+    /**
+     * Tell where the addresses of the cluster's Services lead
+     * @description What machines with these labels send to an address, protocol and port of the table goes to one of its endpoints. As kube-proxy does it on a node, what leads nowhere is refused at once. Without `base` this is the whole table. With it, `services` and `gone` change the table of that revision, and are `conflict` where the backend has another one: then the whole is told. Idempotent. An address of loopback, link-local or multicast is `invalid`. A table of many Services comes in parts, the first without `base`. It may be told before there is a machine, and outlives the backend's process.
+     */
+    put: operations["putServices"];
+    post?: never;
+    delete?: never;
+    options?: never;
+    head?: never;
+    patch?: never;
+    trace?: never;
+  };
   "/v1/stats": {
     parameters: {
       query?: never;
@@ -688,6 +711,7 @@ export interface components {
        *     | `host_ipc` | the host's IPC namespace |
        *     | `images.prewarm` | images that are pulled before a machine asks for them, and kept |
        *     | `pod_ranges` | machines have addresses of the ranges that the cluster has given to their Node |
+       *     | `services` | machines reach the cluster's Services at the Services' own addresses |
        *     | `instance_types` | named sizes |
        */
       capabilities: string[];
@@ -2002,6 +2026,74 @@ export interface components {
       state: "none" | "waiting" | "ready";
       message?: string;
     };
+    /** @description An address and port that many may answer at. */
+    ServiceAddress: {
+      /** @description Of the Service: a ClusterIP. */
+      address: string;
+      /** @enum {string} */
+      protocol: "TCP" | "UDP" | "SCTP";
+      port: number;
+    };
+    /** @description Where one of them leads. */
+    ServicePort: {
+      /** @description Of the Service: a ClusterIP. */
+      address: string;
+      /** @enum {string} */
+      protocol: "TCP" | "UDP" | "SCTP";
+      port: number;
+      /** @description Of the Service's family. One of them, by chance, gets a connection. */
+      endpoints: {
+        address: string;
+        port: number;
+      }[];
+      /** @description A caller gets the same endpoint as the last time, if that is no longer ago than this many seconds (`sessionAffinity: ClientIP`). */
+      affinity_s?: number;
+    };
+    /**
+     * @example {
+     *       "labels": {
+     *         "vmlet.dev/cluster": "c1",
+     *         "vmlet.dev/node": "burst-0"
+     *       },
+     *       "revision": "5f1c-7",
+     *       "services": [
+     *         {
+     *           "address": "10.96.0.10",
+     *           "protocol": "UDP",
+     *           "port": 53,
+     *           "endpoints": [
+     *             {
+     *               "address": "10.244.1.7",
+     *               "port": 53
+     *             }
+     *           ]
+     *         }
+     *       ]
+     *     }
+     */
+    ServicesSpec: {
+      /** @description Of the machines for which it holds. vmlet's are `vmlet.dev/cluster` and `vmlet.dev/node`. */
+      labels: components["schemas"]["Labels"];
+      /** @description What the table is called with this. */
+      revision: string;
+      /** @description What it is called without this. */
+      base?: string;
+      /** @description Each address and port once. */
+      services: components["schemas"]["ServicePort"][];
+      /** @description Addresses that lead nowhere any more. Only with `base`. */
+      gone?: components["schemas"]["ServiceAddress"][];
+    };
+    /**
+     * @example {
+     *       "revision": "5f1c-7",
+     *       "services": 1
+     *     }
+     */
+    Services: {
+      revision: string;
+      /** @description How many addresses and ports it has. */
+      services: number;
+    };
     /** @description How often a probe of a container came out which way, since the container started. */
     ProbeTally: {
       /** @enum {unknown} */
@@ -2109,6 +2201,16 @@ export interface components {
       };
       content: {
         "application/json": components["schemas"]["PodRanges"];
+      };
+    };
+    /** @description What the backend has now. */
+    Services: {
+      headers: {
+        "X-Request-Id": components["headers"]["X-Request-Id"];
+        [name: string]: unknown;
+      };
+      content: {
+        "application/json": components["schemas"]["Services"];
       };
     };
     /** @description The image as it is now. */
@@ -2937,6 +3039,26 @@ export interface operations {
       default: components["responses"]["Error"];
     };
   };
+  putServices: {
+    parameters: {
+      query?: never;
+      header?: {
+        /** @description Echoed in the reply. */
+        "X-Request-Id"?: components["parameters"]["RequestId"];
+      };
+      path?: never;
+      cookie?: never;
+    };
+    requestBody: {
+      content: {
+        "application/json": components["schemas"]["ServicesSpec"];
+      };
+    };
+    responses: {
+      200: components["responses"]["Services"];
+      default: components["responses"]["Error"];
+    };
+  };
   getStats: {
     parameters: {
       query?: {
@@ -3006,4 +3128,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: 833cf24011d781ed2b4ef5387ad15478b5c82a991c43d23ee5398e07e1f4397e
+// sha256 of openapi.yaml: 9f9860fbe0e1d3ca1761a695818713797c54ccc4a7d7ecb97c83b0ff5ca0cfd3

@@ -27,6 +27,7 @@ import { LOG_BYTE_CHECKS } from "./checks/log-bytes.ts";
 import { LOG_CHECKS } from "./checks/logs.ts";
 import { FORCED_VOLUME_CHECKS } from "./checks/forced-volumes.ts";
 import { DISK_RESTART_CHECKS, PERSISTENT_VOLUME_CHECKS } from "./checks/persistent-volumes.ts";
+import { SERVICE_CHECKS } from "./checks/services.ts";
 import { POD_RANGE_CHECKS, POD_RANGE_RESTART_CHECKS } from "./checks/pod-ranges.ts";
 import { PROCESS_CHECKS } from "./checks/processes.ts";
 import { RESTART_CHECKS } from "./checks/restarts.ts";
@@ -52,6 +53,7 @@ export const CHECKS: readonly Check[] = [
   ...FORCED_VOLUME_CHECKS,
   ...IMAGE_CHECKS,
   ...POD_RANGE_CHECKS,
+  ...SERVICE_CHECKS,
   ...LOG_CHECKS,
   ...LOG_BYTE_CHECKS,
   ...EVENT_CHECKS,

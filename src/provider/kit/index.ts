@@ -28,6 +28,19 @@ export {
   type PodRangesSpec,
 } from "../pod-ranges.ts";
 export {
+  isServiceAddress,
+  type ServiceAddress,
+  serviceKey,
+  type ServicePort,
+  type Services,
+  type ServicesChange,
+  type ServicesDifference,
+  type ServicesProvider,
+  type ServicesSpec,
+  ServiceTable,
+} from "../services.ts";
+export { ToldServices } from "../told-services.ts";
+export {
   ALL_CAPABILITIES,
   CAPABILITIES,
   type Capability,

@@ -113,7 +113,7 @@ class LineWatch implements Watch {
     lines.on("close", end);
   }
 
-  async next(timeoutMs = 5000): Promise<WatchEvent> {
+  async next(timeoutMs = 20_000): Promise<WatchEvent> {
     await this.#until(() => this.#events.length > 0 || this.#isEnded, timeoutMs, "an event");
     const event = this.#events.shift();
     if (!event) throw new Error("the watch ended where an event was expected");
@@ -127,7 +127,7 @@ class LineWatch implements Watch {
     }
   }
 
-  ended(timeoutMs = 5000): Promise<void> {
+  ended(timeoutMs = 20_000): Promise<void> {
     return this.#until(() => this.#isEnded, timeoutMs, "the end of the watch");
   }
 

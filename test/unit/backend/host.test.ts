@@ -1,5 +1,5 @@
 import { afterEach, expect, test, vi } from "vitest";
-import { checkHost } from "../../../providers/local/provider.ts";
+import { checkHost } from "../../../providers/local/check-host.ts";
 
 afterEach(() => vi.unstubAllEnvs());
 

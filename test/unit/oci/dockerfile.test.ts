@@ -5,7 +5,7 @@ import { afterEach, expect, test, vi } from "vitest";
 import { CriEngine } from "../../../providers/local/engines/cri/engine.ts";
 import { OciEngine } from "../../../providers/local/engines/oci/engine.ts";
 import * as command from "../../../providers/local/host/command.ts";
-import { checkHost } from "../../../providers/local/provider.ts";
+import { checkHost } from "../../../providers/local/check-host.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
 

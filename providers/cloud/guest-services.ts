@@ -1,0 +1,124 @@
+/**
+ * Tells guests where the cluster's Services lead. The agent tells it once, of all machines of its node; each guest is
+ * brought to that by what has changed since it was told last, before its machine begins and whenever it changes. Each
+ * by itself: one that is silent holds up no other.
+ */
+import {
+  type CallOptions,
+  type Clock,
+  isProviderError,
+  isSubset,
+  linkAbort,
+  type Logger,
+  pause,
+  type Provider,
+  Pulse,
+  type Services,
+  type ServicesProvider,
+  type ServicesSpec,
+  ServiceTable,
+  ToldServices,
+} from "../../src/provider/kit/index.ts";
+
+interface GuestServicesOptions {
+  readonly clock: Clock;
+  readonly logger: Logger;
+  /** Of the provider. */
+  readonly signal: AbortSignal;
+}
+
+type Labels = Readonly<Record<string, string>>;
+
+interface Kept {
+  readonly guest: Provider;
+  readonly labels: Labels;
+  readonly stop: AbortController;
+}
+
+const RETRY_MS = 5_000;
+
+export class GuestServices implements ServicesProvider {
+  readonly #options: GuestServicesOptions;
+  readonly #table = new ServiceTable();
+  #labels: Record<string, string> = {};
+  /** By machine. */
+  readonly #kept = new Map<string, Kept>();
+  readonly #told = new WeakMap<Provider, ToldServices>();
+  /** Their image is of a time when guests knew no Services. */
+  readonly #deaf = new WeakSet<Provider>();
+  readonly #wake = new Pulse();
+  /** How often the agent has said that nothing has changed: guests are asked whether that is so with them. */
+  #asked = 0;
+
+  constructor(options: GuestServicesOptions) {
+    this.#options = options;
+  }
+
+  /** Guests are told afterwards. */
+  // eslint-disable-next-line @typescript-eslint/require-await -- what is thrown is a rejection
+  async put({ labels, ...change }: ServicesSpec, { signal }: CallOptions): Promise<Services> {
+    signal.throwIfAborted();
+    if (change.revision === this.#table.revision) this.#asked++;
+    this.#table.apply(change);
+    this.#labels = labels;
+    this.#wake.fire();
+    return { revision: this.#table.revision!, services: this.#table.size };
+  }
+
+  /** This machine's guest is told from now on, until it is forgotten. */
+  keep(id: string, guest: Provider, labels: Labels): void {
+    if (this.#kept.get(id)?.guest === guest) return;
+    this.forget(id);
+    const kept = { guest, labels, stop: new AbortController() };
+    this.#kept.set(id, kept);
+    void this.#run(kept);
+  }
+
+  forget(id: string): void {
+    this.#kept.get(id)?.stop.abort();
+    this.#kept.delete(id);
+  }
+
+  /** Before a machine begins. A guest that cannot be told then is told later: this is no reason to have no machine. */
+  async before(guest: Provider, labels: Labels, { signal }: CallOptions): Promise<void> {
+    if (this.#isOwn(labels)) await this.#bring(guest, signal);
+  }
+
+  /** Whether what was told is of machines with these labels. */
+  #isOwn(labels: Labels): boolean {
+    return this.#table.revision !== undefined && isSubset(this.#labels, labels);
+  }
+
+  async #run({ guest, labels, stop }: Kept): Promise<void> {
+    const { clock } = this.#options;
+    using linked = linkAbort(this.#options.signal, stop.signal);
+    const { signal } = linked;
+    let asked = this.#asked;
+    while (!signal.aborted) {
+      const isToAsk = asked !== this.#asked;
+      asked = this.#asked;
+      const isOld = this.#told.get(guest)?.revision !== this.#table.revision;
+      if (!this.#isOwn(labels) || !(isOld || isToAsk)) await this.#wake.wait(signal);
+      else if (!(await this.#bring(guest, signal))) await pause(clock, RETRY_MS, signal);
+      else if (this.#deaf.has(guest)) return;
+    }
+  }
+
+  /** @returns whether it has what there is, or never will */
+  async #bring(guest: Provider, signal: AbortSignal): Promise<boolean> {
+    const { services } = guest;
+    let told = this.#told.get(guest);
+    if (told === undefined && services !== undefined) this.#told.set(guest, (told = new ToldServices(services)));
+    if (told === undefined) this.#deaf.add(guest);
+    if (this.#deaf.has(guest)) return true;
+    try {
+      await told!.bring(this.#table, this.#labels, signal);
+      return true;
+    } catch (thrown) {
+      if (isProviderError(thrown, "unsupported") || isProviderError(thrown, "not_found")) this.#deaf.add(guest);
+      else if (!signal.aborted)
+        this.#options.logger.debug({ err: thrown }, "A guest cannot be told of the cluster's Services yet");
+      return this.#deaf.has(guest);
+    }
+  }
+}
