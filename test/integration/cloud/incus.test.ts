@@ -205,6 +205,40 @@ function pods(): void {
     expect(await sh(`ping -c 1 -W 5 -I "$POD_IP" ${incus.gateway}`)).toContain("1 packets received");
   }, 200_000);
 
+  test("a pod reaches Services by rules of its own instance, where no kube-proxy is", async () => {
+    const { client } = place;
+    const services = "/api/v1/namespaces/default/services";
+    const service = async (name: string) => {
+      const spec = { selector: { app: name }, ports: [{ port: 80, targetPort: 8080 }] };
+      return (await client.create(services, { metadata: { name }, spec })).spec.clusterIP as string;
+    };
+    const [web, idle] = [await service("web"), await service("idle")];
+    const spec = { containers: [container()], terminationGracePeriodSeconds: 1 };
+    await own.create("web", spec, { labels: { app: "web" } });
+    await own.create("client", spec);
+    for (const name of ["web", "client"])
+      await own.until(name, "to run, with an address", ({ status }) => Boolean(status.podIP), START_MS);
+    const calls = async (pod: string, address: string) => {
+      const call = `printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 5 ${address} 80 2>&1 | tail -n 1`;
+      return await kubectl.run(["exec", pod, "--", "sh", "-c", call]);
+    };
+    const untilSaid = async (pod: string, address: string, words: string) =>
+      await waitFor({ what: `${pod} to be told ${words} by the Service`, timeoutMs: 90_000 }, async () => {
+        const said = await calls(pod, address);
+        must(said.includes(words), said);
+      });
+    // Itself, too.
+    for (const pod of ["client", "web"]) await untilSaid(pod, web, "here");
+    expect(await calls("client", idle)).toContain("Connection refused");
+    // What leads to its endpoint is a guest's: killed, it finds what it was told.
+    const named = incus.instances().map((each) => ["exec", "--project", "burst", each, "--"]);
+    for (const inside of named) incus.incus(...inside, "pkill", "-KILL", "-f", "[g]uest-main");
+    await untilSaid("client", web, "here");
+    await own.delete("web");
+    await untilSaid("client", web, "Connection refused");
+    for (const name of ["web", "idle"]) await client.delete(`${services}/${name}`);
+  }, 300_000);
+
   test("a guest with keys is reached at its instance's address, and lets agents in alone", async () => {
     const { client, ...rest } = place;
     const guestKeysFile = join(place.sandbox.dir, "guest-keys");
