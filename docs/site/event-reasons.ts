@@ -325,6 +325,12 @@ export const EVENT_REASONS: Readonly<Record<string, EventReason>> = {
     meaning: "The backend takes no files, so the pod runs without its token.",
     cure: "`automountServiceAccountToken: false` says that it needs none.",
   },
+  ServicesNotTold: {
+    ...{ on: "Node", from: "agent" },
+    meaning:
+      "The backend's machines reach the cluster's Services by what the agent tells it, and it does not take that. They reach them as they were.",
+    cure: "The message says why; it is told again and again.",
+  },
   SpecConflict: {
     ...{ on: "Pod", from: "agent" },
     meaning: "The backend has another machine under this pod's id.",

@@ -18,6 +18,7 @@ export class EndpointCache {
   readonly #options: { kube: Kube; clock: Clock; random: Random; logger: Logger };
   readonly #needed = Promise.withResolvers<void>();
   readonly store: Store<EndpointSlice>;
+  #fault: Error | undefined;
 
   constructor(options: { kube: Kube; clock: Clock; random: Random; logger: Logger }) {
     this.#options = options;
@@ -25,6 +26,11 @@ export class EndpointCache {
       logger: options.logger,
       indexers: { service: (slice) => [serviceOf(slice) ?? []].flat() },
     });
+  }
+
+  /** What has kept them from being read, the last time that something did. */
+  get fault(): Error | undefined {
+    return this.#fault;
   }
 
   /** There is somebody who wants them. */
@@ -39,7 +45,8 @@ export class EndpointCache {
     const path = resourcePath({ group: "discovery.k8s.io", resource: "endpointslices" });
     // One that belongs to no Service leads nowhere.
     const query = { labelSelector: LABEL_SERVICE };
-    await new Reflector<EndpointSlice>({ ...this.#options, path, query, store: this.store }).run(signal);
+    const onError = (error: Error) => (this.#fault = error);
+    await new Reflector<EndpointSlice>({ ...this.#options, path, query, store: this.store, onError }).run(signal);
   }
 
   /** @param service `namespace/name` */

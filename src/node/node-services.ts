@@ -37,7 +37,12 @@ interface NodeServicesOptions {
 /** kube-proxy: minSyncPeriod. */
 const AT_MOST_EVERY_MS = 1_000;
 const EVERY_MS = 60_000;
+/** Later than this, it is told that they are not. */
+const LISTED_WITHIN_MS = 30_000;
 const RETRY_MS = { initialMs: 1_000, maxMs: 30_000 };
+/** Of all Services together: each machine has them all, and a tenant may make as many as the cluster lets it. */
+const MOST_PORTS = 20_000;
+const MOST_ENDPOINTS = 200_000;
 const LABEL_ZONE = "topology.kubernetes.io/zone";
 
 export class NodeServices {
@@ -72,8 +77,7 @@ export class NodeServices {
       }),
     ];
     try {
-      // A table that lacks what is not listed yet would refuse calls that went well.
-      await Promise.all([services.hasSynced(signal), endpoints.store.hasSynced(signal)]);
+      await this.#listed(signal);
       for (const service of services.list()) this.#note(keyOf(service));
       const told = new ToldServices(provider.services!);
       while (!signal.aborted) {
@@ -85,6 +89,21 @@ export class NodeServices {
       if (!signal.aborted) throw thrown;
     } finally {
       for (const each of forget) each();
+    }
+  }
+
+  /** A table that lacks what is not listed yet would refuse calls that went well. */
+  async #listed(signal: AbortSignal): Promise<void> {
+    const { services, endpoints, clock, warn } = this.#options;
+    const listed = Promise.all([services.hasSynced(signal), endpoints.store.hasSynced(signal)]).then(() => true);
+    for (;;) {
+      const late = pause(clock, LISTED_WITHIN_MS, signal).then(() => false);
+      if (await Promise.race([listed, late])) return;
+      signal.throwIfAborted();
+      warn(
+        "ServicesNotTold",
+        `machines do not reach the cluster's Services by their addresses yet: the agent has not got all Services and EndpointSlices${endpoints.fault === undefined ? "" : ` (${endpoints.fault.message})`}: it needs list and watch of endpointslices in discovery.k8s.io`,
+      );
     }
   }
 
@@ -125,7 +144,36 @@ export class NodeServices {
       else this.#ports.set(key, ports);
     }
     this.#changed.clear();
-    this.#table.replace([...this.#ports.values()].flat(), `${this.#series}-${this.#revisions++}`);
+    this.#table.replace(this.#withinLimits(), `${this.#series}-${this.#revisions++}`);
+  }
+
+  /** Of too many Services the newest are left out: who makes more of them takes nothing from others. */
+  #withinLimits(): ServicePort[] {
+    const all = [...this.#ports.values()].flat();
+    const endpoints = all.reduce((sum, port) => sum + port.endpoints.length, 0);
+    if (all.length <= MOST_PORTS && endpoints <= MOST_ENDPOINTS) return all;
+    const aged = [...this.#ports].map(([key, ports]) => ({ age: this.#age(key), ports }));
+    const oldestFirst = aged.sort((one, other) => (one.age < other.age ? -1 : 1));
+    const kept: ServicePort[] = [];
+    let room = MOST_ENDPOINTS;
+    for (const port of oldestFirst.flatMap(({ ports }) => ports)) {
+      if (kept.length === MOST_PORTS || port.endpoints.length > room) break;
+      kept.push(port);
+      room -= port.endpoints.length;
+    }
+    const { warn } = this.#options;
+    warn(
+      "ServicesNotTold",
+      `of the ${all.length} ports of the cluster's Services, with ${endpoints} endpoints, machines reach the ${kept.length} oldest: more than ${MOST_PORTS}, or of ${MOST_ENDPOINTS} endpoints, are too many for each machine to have`,
+    );
+    return kept;
+  }
+
+  /** When it was made, which is text that sorts; then its name. */
+  #age(key: string): string {
+    const [namespace = "", name = ""] = key.split("/");
+    const made = this.#options.services.getByName(namespace, name)?.metadata?.creationTimestamp;
+    return `${made ?? ""} ${key}`;
   }
 }
 

@@ -3,10 +3,12 @@ import { mkdtemp, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { buildGuestImage } from "../../../src/cli/guest-image.ts";
+import type { Client } from "../../e2e/harness/client.ts";
+import { runCommand } from "../../e2e/harness/exec.ts";
 import { relayTo } from "../../support/relay.ts";
 import { GUEST_SUITE, guestConfigOf, missingForIncus, startIncus } from "../../support/incus.ts";
 import { nodeNames, startNodes, startSuiteCluster, startSuiteRegistry, type SuiteEnvironment } from "./environment.ts";
-import { hostAddress } from "./namespaces.ts";
+import { hostAddress, serviceCidr } from "./namespaces.ts";
 
 /** The other member's network has the same range and no route to this host's: its instances would be out of reach. */
 const ZONE = "one";
@@ -15,6 +17,28 @@ const ZONE = "one";
 export interface IncusSuiteEnvironment extends SuiteEnvironment {
   /** Of both nodes, as an agent's configuration has it. */
   provider: { type: "cloud"; cloud: object; scope: string; instanceTypes: readonly object[]; allowPrivileged: boolean };
+}
+
+/** Each agent acts as its node alone, which by itself may not. */
+async function letNodesReadEndpoints(admin: Client): Promise<void> {
+  const [apiGroup, metadata] = ["rbac.authorization.k8s.io", { name: "read-endpoints" }];
+  const path = `/apis/${apiGroup}/v1`;
+  const rules = [{ apiGroups: ["discovery.k8s.io"], resources: ["endpointslices"], verbs: ["list", "watch"] }];
+  await admin.create(`${path}/clusterroles`, { metadata, rules });
+  const roleRef = { apiGroup, kind: "ClusterRole", name: metadata.name };
+  const subjects = [{ apiGroup, kind: "Group", name: "system:nodes" }];
+  await admin.create(`${path}/clusterrolebindings`, { metadata, roleRef, subjects });
+}
+
+/** kube-proxy on this host is for the API server, and for ports of nodes: instances have Services by their own rules. */
+async function refuseServicesOfInstances(): Promise<void> {
+  const chain = "ip suite_services prerouting";
+  const rules = [
+    "add table ip suite_services",
+    `add chain ${chain} { type filter hook prerouting priority raw; policy accept; }`,
+    `add rule ${chain} iifname != { "lo", "host0" } ip daddr ${serviceCidr} drop`,
+  ];
+  await runCommand("nft", ["-f", "-"], { input: `${rules.join("\n")}\n` });
 }
 
 /** For `runInside`: an image's packages are fetched where there is a network, and kept. */
@@ -62,6 +86,8 @@ export async function startIncusEnvironment({
   };
   const provider = { type: "cloud", cloud, scope: "suite", instanceTypes, allowPrivileged: true } as const;
   const providers = nodeNames.map(() => provider);
+  await letNodesReadEndpoints(cluster.admin);
+  await refuseServicesOfInstances();
   const started = await startNodes(cluster, { providers, cidr: `${incus.gateway}/24` });
   begun.defer(async () => {
     for (const agent of started.agents) await agent.stop();

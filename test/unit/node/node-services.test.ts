@@ -85,6 +85,16 @@ describe("the cluster's Services, for a backend that takes them", () => {
     expect(calls[0]?.labels).toEqual(ownerLabels("c1", "burst-0"));
   });
 
+  test("that cannot be read are told of by events of the Node", async () => {
+    services.replace([]);
+    await run();
+    await later(31_000);
+    expect(warned[0]).toContain("it needs list and watch of endpointslices");
+    endpoints.store.replace([]);
+    await later(31_000);
+    expect(warned).toHaveLength(1);
+  });
+
   test("are told by what has changed, at most once a second", async () => {
     services.replace([service("a", "10.96.0.1"), service("b", "10.96.0.2")]);
     endpoints.store.replace([slice("a", "10.1.0.1"), slice("b", "10.1.0.2")]);
@@ -106,6 +116,20 @@ describe("the cluster's Services, for a backend that takes them", () => {
     services.remove(service("a", "10.96.0.1"));
     await settle();
     expect(leads()).toEqual([]);
+  });
+
+  test("of which there are too many lead on as they did, without the newest", async () => {
+    const made = (index: number) => {
+      const each = service(`s${index}`, `10.${96 + (index >> 16)}.${(index >> 8) & 255}.${index & 255}`);
+      const at = new Date(1.7e12 + index * 1000).toISOString();
+      return { ...each, metadata: { ...each.metadata, creationTimestamp: at } };
+    };
+    services.replace(Array.from({ length: 20_002 }, (_, index) => made(20_002 - index)));
+    endpoints.store.replace([]);
+    await run();
+    expect(backend.size).toBe(20_000);
+    expect(backend.ports.map(({ address }) => address)).not.toContain("10.96.78.34");
+    expect(warned[0]).toContain("of the 20002 ports of the cluster's Services");
   });
 
   test("are told again to a backend that has lost them, within a minute", async () => {
