@@ -51,10 +51,7 @@ export class FrontDoor {
       logger.warn({ address }, "This host has no address yet: its machine is told that on its bridge");
       return address;
     }
-    const inside = async (tool: string, args: readonly string[], input?: string) =>
-      await runSoon("nsenter", [`--net=${netns}`, findTool(tool) ?? tool, ...args], { input, signal });
-    await inside("ip", ["address", "replace", `${outside}/32`, "dev", "eth0"]);
-    await inside("nft", ["-f", "-"], machineRules({ address, outside }));
+    await giveAddress({ address, netns }, outside, signal);
     await onLead?.(outside, address);
     return outside;
   }
@@ -69,6 +66,26 @@ export class FrontDoor {
       await clock.sleep(LOOK_EVERY_MS, signal);
     }
   }
+}
+
+/**
+ * Has the machine have that address, and send from it. So does what answers by UDP from a socket of all addresses,
+ * which takes the address that routes say; of another one an answer is none.
+ * @internal
+ */
+export async function giveAddress({ address, netns }: Behind, outside: string, signal?: AbortSignal): Promise<void> {
+  const inside = async (tool: string, args: readonly string[], input?: string) =>
+    await runSoon("nsenter", [`--net=${netns}`, findTool(tool) ?? tool, ...args], { input, signal });
+  await inside("ip", ["address", "replace", `${outside}/32`, "dev", "eth0"]);
+  const { stdout } = await inside("ip", ["-4", "route", "show", "dev", "eth0"]);
+  await inside("ip", ["-batch", "-"], routesFrom(stdout.toString("utf8"), outside));
+  await inside("nft", ["-f", "-"], machineRules({ address, outside }));
+}
+
+/** @param routes as `ip route show dev eth0` has them */
+function routesFrom(routes: string, outside: string): string {
+  const lines = routes.split("\n").filter((line) => line !== "");
+  return lines.map((line) => `route replace ${line.replace(/ src \S+/, "").trim()} dev eth0 src ${outside}\n`).join("");
 }
 
 /** Of Linux' own table: the link by which the host reaches what it does not know. @internal */
