@@ -7,6 +7,7 @@ import {
   type Ipv4Range,
   ipv4Text,
   type Ipv6Range,
+  ipv6Text,
   overlaps,
   parseIpv4Range,
   parseIpv6Range,
@@ -15,7 +16,7 @@ import { isMissing } from "../host/files.ts";
 
 interface HostUse {
   interfaces: NodeJS.Dict<readonly { family: string; address: string; cidr: string | null }[]>;
-  /** /proc/net/route */
+  /** Of IPv4 /proc/net/route, of IPv6 /proc/net/ipv6_route. */
   routes: string;
 }
 
@@ -38,14 +39,27 @@ export function hostsOwn(range: Ipv4Range, bridge: string, host = hostUse()): st
 }
 
 /** Why machines on `bridge` cannot have the IPv6 range; undefined when they can. */
-export function hostsOwnIpv6(range: Ipv6Range, bridge: string, interfaces = networkInterfaces()): string | undefined {
-  for (const [name, addresses = []] of Object.entries(interfaces)) {
+export function hostsOwnIpv6(
+  range: Ipv6Range,
+  bridge: string,
+  host: HostUse = { interfaces: networkInterfaces(), routes: tableOf("/proc/net/ipv6_route") },
+): string | undefined {
+  for (const [name, addresses = []] of Object.entries(host.interfaces)) {
     if (name === bridge) continue;
     const own = addresses.find(({ family, address, cidr }) => {
       const network = family === "IPv6" ? parseIpv6Range(cidr ?? `${address}/128`) : undefined;
       return network !== undefined && overlaps(network, range);
     });
     if (own !== undefined) return `this host has ${own.cidr ?? own.address} on ${name}`;
+  }
+  for (const line of host.routes.split("\n")) {
+    const [destination = "", prefix = "", ...rest] = line.trim().split(/\s+/);
+    const name = rest.at(-1) ?? "";
+    if (!/^[0-9a-f]{32}$/.test(destination) || !/^[0-9a-f]{2}$/.test(prefix)) continue;
+    const route = parseIpv6Range(`${ipv6Text(BigInt(`0x${destination}`))}/${Number.parseInt(prefix, 16)}`);
+    // By loopback the kernel lists what it refuses, and what is its own.
+    if (route !== undefined && name !== bridge && name !== "lo" && containsRange(range, route))
+      return `this host has a route to ${route.text} by ${name}`;
   }
   return undefined;
 }
@@ -62,12 +76,12 @@ function isInTheWay(
 }
 
 function hostUse(): HostUse {
-  return { interfaces: networkInterfaces(), routes: routeTable() };
+  return { interfaces: networkInterfaces(), routes: tableOf("/proc/net/route") };
 }
 
-function routeTable(): string {
+function tableOf(file: string): string {
   try {
-    return readFileSync("/proc/net/route", "utf8");
+    return readFileSync(file, "utf8");
   } catch (thrown) {
     if (isMissing(thrown)) return "";
     throw thrown;

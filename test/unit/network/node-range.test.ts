@@ -105,8 +105,24 @@ describe("the range of a backend whose addresses are a Node's", () => {
     test("is none that this host has elsewhere", async () => {
       const interfaces = { eth0: [{ family: "IPv6", address: "fd00:10:0:7::5", cidr: "fd00:10:0:7::5/64" }] };
       const range6 = parseIpv6Range("fd00:10:0:7::/64")!;
-      expect(hostsOwnIpv6(range6, "vmlet0", interfaces as never)).toBe("this host has fd00:10:0:7::5/64 on eth0");
-      expect(hostsOwnIpv6(range6, "eth0", interfaces as never)).toBeUndefined();
+      const routes = (...lines: string[]) => lines.map((line) => `${line}\n`).join("");
+      const fault = (bridge: string, ofHost: object) =>
+        hostsOwnIpv6(range6, bridge, { interfaces: {}, routes: "", ...ofHost });
+      expect(fault("vmlet0", { interfaces })).toBe("this host has fd00:10:0:7::5/64 on eth0");
+      expect(fault("eth0", { interfaces })).toBeUndefined();
+      const [none, flags] = ["0".repeat(32), "00000100 00000001 00000000 00000001"];
+      const route = (destination: string, prefix: string, name: string) =>
+        `${destination} ${prefix} ${none} 00 ${none} ${flags}     ${name}`;
+      const part = route("fd000010000000070000000000010000", "70", "eth1");
+      expect(fault("vmlet0", { routes: routes(part) })).toBe("this host has a route to fd00:10:0:7::1:0/112 by eth1");
+      const others = routes(
+        route("fd000010000000070000000000010000", "70", "vmlet0"),
+        route("fd000010000000070000000000000001", "80", "lo"),
+        // How the cluster's other hosts are reached.
+        route("fd000010000000000000000000000000", "30", "eth1"),
+        route(none, "00", "eth1"),
+      );
+      expect(fault("vmlet0", { routes: others })).toBeUndefined();
     });
   });
 
