@@ -1,7 +1,10 @@
 import { Code, ConnectError } from "@connectrpc/connect";
 import { expect, test } from "vitest";
-import { PodSandboxState } from "../../../providers/local/engines/cri/api.gen.js";
+import { ContainerState, PodSandboxState } from "../../../providers/local/engines/cri/api.gen.js";
 import type { CriContext } from "../../../providers/local/engines/cri/context.ts";
+import type { CriClient } from "../../../providers/local/engines/cri/client.ts";
+import { removeFormer } from "../../../providers/local/engines/cri/former-containers.ts";
+import { LABEL_INSTANCE } from "../../../providers/local/engines/cri/labels.ts";
 import { recoverSandbox } from "../../../providers/local/engines/cri/sandbox.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
@@ -91,4 +94,27 @@ test("a machine in which something has begun keeps the rules that it has", async
 
 test("a sandbox whose interface is gone is gone", async () => {
   expect(await rejoined({ isNamed: false, hasBegun: false })).toEqual({ sandbox: undefined, asked: [] });
+});
+
+test("before an instance is made goes what has ended, and what a runtime that was killed has half made of it", async () => {
+  const made = (id: string, state: ContainerState, instance: string, attempt: number) => ({
+    ...{ id, state, metadata: { name: "c", attempt }, labels: { [LABEL_INSTANCE]: instance } },
+  });
+  const containers = [
+    made("ended", ContainerState.CONTAINER_EXITED, "i0", 0),
+    made("runs", ContainerState.CONTAINER_RUNNING, "i1", 1),
+    made("cut off", ContainerState.CONTAINER_CREATED, "i2", 2),
+    made("made for another attempt", ContainerState.CONTAINER_CREATED, "i3", 3),
+    made("half made", ContainerState.CONTAINER_UNKNOWN, "i2", 2),
+    // It may have run: its end is to be told first.
+    made("nobody knows", ContainerState.CONTAINER_UNKNOWN, "i1", 1),
+  ];
+  const removed: string[] = [];
+  const runtime = {
+    listContainers: () => Promise.resolve({ containers }),
+    removeContainer: ({ containerId }: { containerId: string }) => Promise.resolve(void removed.push(containerId)),
+  };
+  const client = { runtime, within: () => ({}) } as unknown as CriClient;
+  await removeFormer(client, {}, { id: "i2", attempt: 2 }, {});
+  expect(removed).toEqual(["ended", "cut off", "half made"]);
 });

@@ -68,6 +68,7 @@ import {
 import { isCut, isLate, isNotFound, runtimeMessage, unavailable, unlessGone } from "./client.ts";
 import { criResources, criSecurity, imageMount, stopSignal } from "./container-config.ts";
 import type { CriContext } from "./context.ts";
+import { removeFormer } from "./former-containers.ts";
 import { LABEL_CONTAINER, LABEL_INSTANCE } from "./labels.ts";
 import { LOG_LINK, prepareLog } from "./logs.ts";
 import { addressOnNetwork, ownAddresses, type OwnAddresses, wantsInfo } from "./own-addresses.ts";
@@ -316,22 +317,10 @@ class CriSandbox implements Sandbox {
     else await this.#removeEnded(launch);
   }
 
-  /** Instances before this one whose end has been told; and what a call that was cut short has left of this one. */
-  async #removeEnded({ name, attempt, id: instance }: ContainerLaunch): Promise<void> {
+  async #removeEnded(launch: ContainerLaunch): Promise<void> {
     const { client } = this.#context;
-    const labelSelector = { ...machineLabels(this.#context, this.#home.id), [LABEL_CONTAINER]: name };
-    const { containers } = await client.runtime.listContainers(
-      { filter: { labelSelector } },
-      client.within(QUICK_CALL_MS, this.#signal),
-    );
-    for (const { id, state, metadata, labels } of containers) {
-      const isUnused =
-        state === ContainerState.CONTAINER_EXITED ||
-        (state === ContainerState.CONTAINER_CREATED && metadata?.attempt === attempt) ||
-        // A runtime that was killed as it made it knows no more of it: nobody has started what is to be launched.
-        (state === ContainerState.CONTAINER_UNKNOWN && labels[LABEL_INSTANCE] === instance);
-      if (isUnused) await unlessGone(client.runtime.removeContainer({ containerId: id }, client.within()));
-    }
+    const selector = { ...machineLabels(this.#context, this.#home.id), [LABEL_CONTAINER]: launch.name };
+    await removeFormer(client, selector, launch, client.within(QUICK_CALL_MS, this.#signal));
   }
 
   async signal(container: ContainerRef, signal: number): Promise<void> {
