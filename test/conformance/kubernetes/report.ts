@@ -90,13 +90,14 @@ export function merge(older: readonly Result[], newer: readonly Result[]): Resul
 
 /**
  * The table of a whole suite: what has no result is there as well, and why it has none. Results of specs that the suite no
- * longer has are dropped.
+ * longer has are dropped, and so is how one failed that is left out by now.
  */
 export function complete(
   results: readonly Result[],
   { specs, host }: Pick<Suite, "specs"> & { host: HostFacts },
 ): Result[] {
-  return withNotRun(results, specs, (spec) => {
+  const counts = (result: Result) => result.outcome !== "failed" || leftOut(result, host) === undefined;
+  return withNotRun(results.filter(counts), specs, (spec) => {
     const design = leftOut(spec, host);
     return design === undefined ? notRun(spec, "not run", notRunReason(spec)) : notRun(spec, "left out", design);
   });

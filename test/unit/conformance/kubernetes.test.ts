@@ -148,6 +148,13 @@ test("The table names what has no result, whatever its group", () => {
   ]);
 });
 
+test("How a test failed that is left out by now is no result of it", () => {
+  const name = "[sig-node] HostPort validates";
+  const failed: Result = { name, group: "node", outcome: "failed", seconds: 300, release: "1.37.1", reason: "late" };
+  const known = complete([failed], { specs: [{ ...spec, name }], host: { ...HOST, hostAccess: false } });
+  expect(known).toMatchObject([{ outcome: "left out", seconds: 0 }]);
+});
+
 test("What has gone from the suite leaves the table, whatever became of it", () => {
   const gone: Result[] = (["passed", "left out", "not run"] as const).map((outcome) => ({
     ...{ name: outcome, group: "node", outcome, seconds: 1, release: "1.36.3", reason: "" },
