@@ -19,17 +19,19 @@ import { isMissing } from "../host/files.ts";
 import { bindDescriptor, mountTmpfs, propagationOf } from "../host/mounts.ts";
 import type { TreeMeter } from "../host/tree-use.ts";
 import { ownTree } from "../host/own-tree.ts";
+import { isDevice, mountDevice } from "./device-files.ts";
 import { hostPath } from "./host-access.ts";
 import { writeFilesVolume } from "./volume-files.ts";
 import { openInRoot, readFileInRoot } from "./root-path.ts";
 
+type HostVolume = Extract<Volume, { type: "host" }>;
 type Home = Pick<MachineHome, "dir" | "secretDir" | "spec" | "volumes" | "csiPath">;
 
 /** Makes the empty ones. Those on disk that an earlier sandbox has left are the containers' as they left them. */
 export async function makeVolumes({ dir, spec }: Pick<Home, "dir" | "spec">): Promise<void> {
   await mkdir(join(dir, "volumes"), { recursive: true, mode: 0o755 });
   for (const volume of spec.volumes ?? []) {
-    if (volume.type === "host" && volume.fs_group === true) await giveToGroup(volume.path, spec);
+    if (volume.type === "host") await prepareHostPath({ dir, spec }, volume);
     if (volume.type !== "empty_dir") continue;
     const path = join(dir, "volumes", volume.name);
     const inMemory = volume.medium === "memory";
@@ -44,6 +46,18 @@ export async function makeVolumes({ dir, spec }: Pick<Home, "dir" | "spec">): Pr
     chmodSync(fresh, 0o777 | (inMemory ? 0o1000 : 0) | (group === undefined ? 0 : 0o2000));
     if (!inMemory) await rename(fresh, path);
   }
+}
+
+/** @throws Error where a device's file system cannot be mounted */
+async function prepareHostPath({ dir, spec }: Pick<Home, "dir" | "spec">, volume: HostVolume): Promise<void> {
+  const { name, path, fs_type: fsType, fs_group: isGiven } = volume;
+  const isFileSystem = fsType !== undefined && isDevice(path);
+  const folder = isFileSystem ? join(dir, "volumes", name) : path;
+  if (isFileSystem)
+    await mountDevice(path, folder, fsType).catch((thrown: unknown) => {
+      throw new Error(`volume ${name}: ${toError(thrown).message}`, { cause: thrown });
+    });
+  if (isGiven === true) await giveToGroup(folder, spec);
 }
 
 /** What is no folder, the container that mounts it is told of. */
@@ -84,6 +98,12 @@ function volumeDir(home: Home, volume: Volume): string {
   return type === "files" && !existsSync(onDisk) ? join(secretDir, "files", name) : onDisk;
 }
 
+/** The path, or where the file system of the device is that is there. */
+function onHost({ dir }: Pick<Home, "dir">, volume: HostVolume): string {
+  const folder = join(dir, "volumes", volume.name);
+  return volume.fs_type !== undefined && existsSync(folder) ? folder : hostPath(volume);
+}
+
 /** @throws ContainerError when nobody has mounted it */
 function mountedBy(home: Pick<Home, "csiPath">, { name, driver }: Extract<Volume, { type: "csi" }>): string {
   const path = home.csiPath?.(name);
@@ -110,7 +130,8 @@ export async function volumeSource(
       "CreateContainerConfigError",
       `container ${container}: there is no volume ${JSON.stringify(mount.volume)}`,
     );
-  const source = volume.type === "image" ? image : volume.type === "host" ? hostPath(volume) : volumeDir(home, volume);
+  const source =
+    volume.type === "image" ? image : volume.type === "host" ? onHost(home, volume) : volumeDir(home, volume);
   if (source === undefined)
     throw new ContainerError("ImageVolumeMountFailed", `volume ${volume.name}: its image is not there`);
   const mayBeWritable = volume.type === "persistent" || volume.type === "csi" || volume.type === "host";

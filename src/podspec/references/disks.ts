@@ -396,6 +396,8 @@ const NOT_OF_HOST =
 const affinityProblem = (name: string, { volumeMode }: NonNullable<VolumeSpec>) =>
   `${volumeMode === "Block" ? "Map" : "Mount"}Volume.NodeAffinity check failed for volume "${name}" : no matching NodeSelectorTerms`;
 
+/** That block devices may have; Kubernetes' default is ext4. */
+const FS_TYPES = ["ext2", "ext3", "ext4", "xfs"] as const;
 /** As the Machine API has them. */
 const ON_HOST = /^\/(?!(.*\/)?\.\.(\/|$)).{0,4095}$/;
 
@@ -408,12 +410,14 @@ function hostDisk(name: string, spec: NonNullable<VolumeSpec>, claim: Persistent
   const asked = hostPath?.type as HostVolume["path_type"];
   const type = volumeMode === "Block" ? "BlockDevice" : local ? "Directory" : asked;
   const isReadOnly = volume.persistentVolumeClaim?.readOnly === true;
+  const fsType = FS_TYPES.find((each) => each === (local?.fsType || "ext4"));
   const disk: Omit<HostVolume, "name"> = {
     type: "host",
     path: pathOnHost(spec)!,
     ...(type && { path_type: type }),
     ...(isReadOnly && { read_only: true }),
     ...(local && volumeMode !== "Block" && !isReadOnly && { fs_group: true }),
+    ...(local && fsType && volumeMode !== "Block" && { fs_type: fsType }),
   };
   return {
     name: volume.name,

@@ -969,6 +969,11 @@ export interface components {
             | "BlockDevice";
           /** @description The machine as a whole gets it read-only; mounts cannot make that undone. */
           read_only?: boolean;
+          /**
+           * @description Where the path is a block device, this file system on it is mounted for the machine; on an empty device one is made. A folder is what it is.
+           * @enum {string}
+           */
+          fs_type?: "ext2" | "ext3" | "ext4" | "xfs";
           /** @description What is in the folder is given to `security.fs_group`, by its change policy, before a container begins. Absent: it stays whose it is. */
           fs_group?: boolean;
         }
@@ -3128,4 +3133,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: 9f9860fbe0e1d3ca1761a695818713797c54ccc4a7d7ecb97c83b0ff5ca0cfd3
+// sha256 of openapi.yaml: f440ec0b6f1b6c73062562765bf2b7e98f4a9fe31c8faa2772ad913fcbd28692

@@ -1,4 +1,5 @@
 /** Machines with access to this host: who has it, and what it is, on each engine that has it. */
+import { execFileSync } from "node:child_process";
 import {
   existsSync,
   mkdirSync,
@@ -8,14 +9,17 @@ import {
   readlinkSync,
   rmSync,
   statSync,
+  truncateSync,
   writeFileSync,
 } from "node:fs";
 import { createServer } from "node:http";
 import type { AddressInfo } from "node:net";
 import { hostname, tmpdir } from "node:os";
 import { join } from "node:path";
-import { afterAll, expect, test } from "vitest";
+import { afterAll, afterEach, beforeEach, describe, expect, test } from "vitest";
 import { run } from "../../../providers/local/host/command.ts";
+import { hasLoopVolumes } from "../../../providers/local/volumes/loop-files.ts";
+import { attachLoop } from "../../../providers/local/volumes/loop-devices.ts";
 import type { ContainerSpec, MachineSpec, Volume } from "../../../src/provider/machine.ts";
 import { LABEL_NAMESPACE } from "../../../src/provider/owner.ts";
 import type { Bench } from "./suite.ts";
@@ -122,6 +126,69 @@ export function hostAccessTests(bench: Bench): void {
     });
     const message = "hostPath type check failed: /dev/null is not a block device";
     await bench.until(async () => expect(await bench.container(id, "a")).toMatchObject({ state: "waiting", message }));
+  });
+
+  describe.skipIf(!hasLoopVolumes())("a block device of it, as the file system that is on it", () => {
+    let device: Awaited<ReturnType<typeof attachLoop>>;
+    let made = 0;
+    const asFiles = (): Volume[] =>
+      hosts(device.path, "Directory").map((each) => ({ ...each, fs_type: "ext4", fs_group: true }) as Volume);
+    const security = { fs_group: 4321 };
+
+    beforeEach(async () => {
+      // Machines of the test before may have theirs still.
+      const file = join(folder, `device-${made++}`);
+      writeFileSync(file, "");
+      truncateSync(file, 64 * 1024 ** 2);
+      device = await attachLoop(file, { readOnly: false });
+    });
+    // It goes with the last of its mounts.
+    afterEach(() => run("losetup", ["--detach", device.path]));
+
+    test("is made where there is none, is the machine's group's, and has for the next machine what is written", async () => {
+      const script = "grep ' /v ' /proc/mounts | cut -d ' ' -f 3; stat -c %g /v; echo kept >/v/x";
+      expect(await says(script, { volumes: asFiles(), security }, { mounts })).toEqual(["ext4", "4321"]);
+      expect(await says("cat /v/x", { volumes: asFiles(), security }, { mounts })).toEqual(["kept"]);
+    });
+
+    test("is one for two machines at a time, made once", async () => {
+      const both = (own: string) => `echo ${own} >/v/${own}; until [ -e /v/a ] && [ -e /v/b ]; do sleep 0.1; done`;
+      await Promise.all(["a", "b"].map((own) => says(both(own), { volumes: asFiles() }, { mounts })));
+      expect(await says("cat /v/a /v/b", { volumes: asFiles() }, { mounts })).toEqual(["a", "b"]);
+    });
+
+    test("is looked at, and mended, before it is mounted again", async () => {
+      await says("echo kept >/v/x", { volumes: asFiles() }, { mounts });
+      const { provider, signal } = bench;
+      for (const { id } of (await provider.getPods({ labels, signal })).items) {
+        await provider.deletePod(id, { force: true, signal });
+        await bench.reaches(id, "deleted");
+      }
+      // The kernel has seen faults in it.
+      await run("debugfs", ["-w", "-R", "ssv state 3", device.path]);
+      expect(await says("cat /v/x", { volumes: asFiles() }, { mounts })).toEqual(["kept"]);
+      const { stdout } = await run("dumpe2fs", ["-h", device.path]);
+      expect(stdout.toString()).toMatch(/^Filesystem state: +clean$/m);
+    });
+
+    test.each<[string, (path: string) => unknown, string]>([
+      ["another file system", (path) => run("mkfs.ext2", ["-q", "-F", path]), "already has ext2"],
+      ["data that is none", (path) => writeFileSync(path, "its own"), "already has data that is no file system"],
+    ])("is not made over %s", async (_, fill, words) => {
+      await fill(device.path);
+      const content = () =>
+        execFileSync("dd", [`if=${device.path}`, "bs=64k", "count=1", "iflag=direct", "status=none"]);
+      execFileSync("sync");
+      const before = content();
+      const id = await bench.create({
+        labels,
+        volumes: asFiles(),
+        containers: [bench.shell("a", "true", { mounts })],
+      });
+      await bench.until(async () => expect(JSON.stringify(await bench.get(id))).toContain(words));
+      execFileSync("sync");
+      expect(content().equals(before)).toBe(true);
+    });
   });
 
   test("its namespaces are the container's, one by one", async () => {

@@ -140,9 +140,20 @@ describe("a pod's persistent volume", () => {
 
     test("is had at once, and a local one becomes the pod's group's", async () => {
       hosts({ local: { path: "/mnt/disk" } });
-      const disk = { type: "host", path: "/mnt/disk", path_type: "Directory", fs_group: true };
+      const disk = { type: "host", path: "/mnt/disk", path_type: "Directory", fs_group: true, fs_type: "ext4" };
       expect(await read()).toEqual({ kind: "found", disk });
       expect(asked()).toEqual([CLAIM, VOLUME]);
+    });
+
+    test.each([
+      ["xfs", "xfs"],
+      ["", "ext4"],
+      // Then a device is refused, for it is no folder.
+      ["btrfs", undefined],
+    ])("is had with the file system that it names, if it is a device: %j", async (fsType, expected) => {
+      hosts({ local: { path: "/dev/sdz", fsType } });
+      const disk = { type: "host", path: "/dev/sdz", path_type: "Directory", fs_group: true };
+      expect(await read()).toEqual({ kind: "found", disk: expected ? { ...disk, fs_type: expected } : disk });
     });
 
     test("is had as its type says, as it is", async () => {
@@ -165,7 +176,7 @@ describe("a pod's persistent volume", () => {
       const pod = podOf({ persistentVolumeClaim: { claimName: "data-web-0", readOnly: true } });
       expect(await read(pod)).toEqual({
         kind: "found",
-        disk: { type: "host", path: "/mnt/disk", path_type: "Directory", read_only: true },
+        disk: { type: "host", path: "/mnt/disk", path_type: "Directory", read_only: true, fs_type: "ext4" },
       });
     });
 
