@@ -4,6 +4,7 @@ import {
   notRunReason,
   specOf,
   wasRun,
+  type SpecReport,
   type GinkgoReport,
   type HostFacts,
   type Spec,
@@ -74,6 +75,18 @@ export function resultsOf(
       }
     );
   });
+}
+
+/** Of these specs, those that a run has to tell of: what an interrupt has cut off keeps the result that it had. */
+export function toldOf(
+  specs: readonly Spec[],
+  reports: readonly GinkgoReport[],
+  { isCut, nameOf }: { isCut: boolean; nameOf: (report: SpecReport) => string | undefined },
+): readonly Spec[] {
+  if (!isCut) return specs;
+  const done = reports.flat().flatMap((suite) => suite.SpecReports ?? []);
+  const ended = new Set(done.filter(wasRun).map((each) => nameOf(each)));
+  return specs.filter(({ name }) => ended.has(name));
 }
 
 function notRun({ name, group }: Spec, outcome: Outcome, reason: string): Result {

@@ -30,8 +30,8 @@ import { environmentPrograms, hasHostAccess, startEnvironment } from "./environm
 import { pushImages, repositoryList, suitePrograms, untaggedPrograms } from "./images.ts";
 import { fetchGuestPackages, startIncusEnvironment } from "./incus-environment.ts";
 import { isInside, runInside, setUp } from "./namespaces.ts";
-import { complete, fromMarkdown, merge, resultsOf, toMarkdown, type Result } from "./report.ts";
-import { leftOut, isSerial, selectSpecs, specOf, suiteOf, wasRun, type GinkgoReport, type Spec } from "./specs.ts";
+import { complete, fromMarkdown, merge, resultsOf, toldOf, toMarkdown, type Result } from "./report.ts";
+import { leftOut, isSerial, selectSpecs, specOf, suiteOf, type GinkgoReport, type Spec } from "./specs.ts";
 import { suiteReport } from "./suite-reports.ts";
 import { listImages, print, readReport, runSpecs } from "./suite-run.ts";
 import { startVolumes } from "./volumes.ts";
@@ -101,11 +101,8 @@ async function main(): Promise<number> {
 
   const wanted = specs.filter((spec) => leftOut(spec, host) === undefined);
   const resultsSoFar = (of: readonly Spec[], reports: readonly GinkgoReport[]) => {
-    const done = reports.flat().flatMap((each) => each.SpecReports ?? []);
-    const ended = new Set(done.filter(wasRun).map((each) => specOf(each).name));
-    // After an interrupt, what was not run keeps the result that it had.
-    const meant = abort.signal.aborted ? of.filter(({ name }) => ended.has(name)) : of;
-    return resultsOf(meant, reports, host, kubernetesVersion);
+    const told = toldOf(of, reports, { isCut: abort.signal.aborted, nameOf: (each) => specOf(each).name });
+    return resultsOf(told, reports, host, kubernetesVersion);
   };
   const writing = new PQueue({ concurrency: 1 });
   const isTold = options.within === undefined || engine !== "oci";

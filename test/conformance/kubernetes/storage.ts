@@ -27,8 +27,8 @@ import { environmentPrograms, hasHostAccess, startEnvironment } from "./environm
 import { pushImages, repositoryList, suitePrograms } from "./images.ts";
 import { fetchGuestPackages, startIncusEnvironment } from "./incus-environment.ts";
 import { isInside, runInside, setUp } from "./namespaces.ts";
-import { fromMarkdown, merge, resultsOf, withNotRun, type Result } from "./report.ts";
-import { isSerial, wasRun, type GinkgoReport, type Spec } from "./specs.ts";
+import { fromMarkdown, merge, resultsOf, toldOf, withNotRun, type Result } from "./report.ts";
+import { isSerial, type GinkgoReport, type Spec } from "./specs.ts";
 import { storageSpecOf, storageSpecs, toStorageMarkdown } from "./storage-specs.ts";
 import { STORAGE_ENGINES, storageSuite } from "./suite-reports.ts";
 import { listImages, print, runSpecs } from "./suite-run.ts";
@@ -98,11 +98,8 @@ async function main(): Promise<number> {
   await pushImages(registry, await listImages(repositories));
   const groups = new Map(specs.map(({ name, group }) => [name, group]));
   const resultsSoFar = (of: readonly Spec[], reports: readonly GinkgoReport[]) => {
-    const done = reports.flat().flatMap((suite) => suite.SpecReports ?? []);
-    const ended = new Set(done.filter(wasRun).map((each) => storageSpecOf(each)?.name));
-    // After an interrupt, what was not run keeps the result that it had.
-    const meant = abort.signal.aborted ? of.filter(({ name }) => ended.has(name)) : of;
-    return resultsOf(meant, reports, host, kubernetesVersion).map((each) => ({
+    const told = toldOf(of, reports, { isCut: abort.signal.aborted, nameOf: (each) => storageSpecOf(each)?.name });
+    return resultsOf(told, reports, host, kubernetesVersion).map((each) => ({
       ...each,
       group: groups.get(each.name)!,
     }));
