@@ -193,8 +193,11 @@ export class MachineWork {
     // Sizes are the cloud's, not the guest's.
     const { instance_type: _size, ...unsized } = spec;
     const guest = this.#options.guests.of(vm);
-    const told = await this.#options.volumes.give(record, unsized, guest, options);
-    await this.#options.services?.before(guest, spec.labels, options);
+    const { volumes, services } = this.#options;
+    const [told] = await Promise.all([
+      volumes.give(record, unsized, guest, options),
+      services?.before(guest, spec.labels, options),
+    ]);
     try {
       return await guest.createPod(record.id, told, options);
     } catch (thrown) {
