@@ -102,7 +102,7 @@ export class NodeServices {
       signal.throwIfAborted();
       warn(
         "ServicesNotTold",
-        `machines do not reach the cluster's Services by their addresses yet: the agent has not got all Services and EndpointSlices${endpoints.fault === undefined ? "" : ` (${endpoints.fault.message})`}: it needs list and watch of endpointslices in discovery.k8s.io`,
+        `machines do not reach the cluster's Services by their addresses yet: the agent has not got all Services and EndpointSlices${endpoints.fault === undefined ? "" : ` (${endpoints.fault.message})`}: it needs list and watch of endpointslices in discovery.k8s.io, or provider.services: false where the network leads to Services by itself`,
       );
     }
   }
