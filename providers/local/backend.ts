@@ -70,19 +70,27 @@ export interface RunningBackend {
   close(): Promise<void>;
 }
 
-/** What a host has that is one machine's alone. */
+/** What a host has that is one Node's machines' alone, or one machine's. */
 function ownOf(
   { engine }: Pick<BackendConfig, "engine">,
   {
+    hasOneMachine = false,
+    isTold,
     ownPorts,
     stateDir,
     clock,
     logger,
-  }: { ownPorts: readonly number[]; stateDir: string } & Pick<BackendOptions, "clock" | "logger">,
+  }: {
+    /** Absent: by who has told first. */
+    isTold: ((labels: Readonly<Record<string, string>>) => boolean) | undefined;
+    ownPorts: readonly number[];
+    stateDir: string;
+  } & Pick<BackendOptions, "hasOneMachine" | "clock" | "logger">,
 ): { frontDoor?: FrontDoor; services?: HostServices } {
-  if (engine.type !== "cri" && engine.type !== "oci") return {};
-  const { bridge = DEFAULT_BRIDGE } = engine.network ?? {};
-  const services = new HostServices({ stateDir, bridge, logger });
+  if (engine.type === "process") return {};
+  const { bridge = DEFAULT_BRIDGE, services: areServed = false } = engine.network ?? {};
+  const services = hasOneMachine || areServed ? new HostServices({ stateDir, bridge, isTold, logger }) : undefined;
+  if (!hasOneMachine || services === undefined) return { ...(services && { services }) };
   const onLead = (outside: string, inside: string) => services.lead(outside, inside);
   return { services, frontDoor: new FrontDoor({ bridge, ownPorts, onLead, clock, logger }) };
 }
@@ -106,8 +114,11 @@ export async function startBackend(config: BackendConfig, options: BackendOption
   const stateDir = realpathSync(config.stateDir);
   const hostAddress = addressFor(config.listen);
   const reservedPorts = "port" in config.listen ? [config.listen.port] : [];
-  const own = options.hasOneMachine === true ? ownOf(config, { ownPorts: reservedPorts, stateDir, clock, logger }) : {};
-  const engine = createEngine(config.engine, {
+  const { hasOneMachine } = options;
+  const ofNode = (labels: Readonly<Record<string, string>>) => engine.nodeRange?.isOf(labels) === true;
+  const isTold = hasOneMachine === true ? undefined : ofNode;
+  const own = ownOf(config, { hasOneMachine, isTold, ownPorts: reservedPorts, stateDir, clock, logger });
+  const engine: Engine = createEngine(config.engine, {
     stateDir,
     clock,
     logger,
@@ -179,6 +190,7 @@ export async function startBackend(config: BackendConfig, options: BackendOption
         closing.abort();
         await server.close();
         await provider.close();
+        await own.services?.close();
       },
     };
   } catch (thrown) {

@@ -106,6 +106,8 @@ interface NodeAddresses {
   readonly api: PodRangesProvider;
   /** @throws ProviderError unavailable for a machine that would get an address which is not its Node's */
   assertServes(spec: MachineSpec): void;
+  /** Whether they are those of the Node with these labels. */
+  isOf(labels: Readonly<Record<string, string>>): boolean;
 }
 
 /** A machine as an engine sees it. */

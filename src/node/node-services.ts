@@ -57,6 +57,8 @@ export class NodeServices {
   /** Tells this process's revisions from another's. */
   readonly #series: string;
   #revisions = 0;
+  /** In a row. */
+  #failures = 0;
   #zone = "";
 
   constructor(options: NodeServicesOptions) {
@@ -120,12 +122,14 @@ export class NodeServices {
     try {
       await told.bring(this.#table, ownerLabels(clusterId, nodeName), signal);
       this.#backoff.reset();
+      this.#failures = 0;
       return EVERY_MS;
     } catch (thrown) {
       if (signal.aborted) return 0;
       const message = `machines do not reach the cluster's Services by their addresses as they are now: ${toError(thrown).message}`;
       logger.warn({ err: thrown }, "The backend cannot be told of the cluster's Services");
-      warn("ServicesNotTold", message);
+      // One that begins is told its Node's range at the same time, and wants that first.
+      if (this.#failures++ > 0) warn("ServicesNotTold", message);
       return this.#backoff.next();
     }
   }

@@ -133,6 +133,12 @@ const networkSchema = z
       .describe(
         "Ranges of the cluster's pods, to which this host has routes where they are on other hosts: machines reach them under their own addresses, never masqueraded, whatever outbound says. With cidr node, that of the Node has to lie in one; where none is of IPv6, machines have IPv4 alone. Default none.",
       ),
+    services: z
+      .boolean()
+      .optional()
+      .describe(
+        "Have machines reach the cluster's Services at their ClusterIPs (of IPv4) by rules of the backend's own, made of what the Node's agent tells: for a host without kube-proxy. Only with cidr node, for a Service's address is one cluster's. Default false.",
+      ),
     openHostPorts: z
       .array(z.int().min(1).max(65535))
       .optional()
@@ -148,6 +154,12 @@ const networkSchema = z
       .describe(
         `Ports of this host, and ranges of them, that pods may have as hostPort, with hostIP of that address alone, as long as no other program of this host uses them. Default ${DEFAULT_HOST_PORTS.join(", ")}.`,
       ),
+  })
+  .superRefine(({ cidr, services = false }, context) => {
+    if (!services || cidr === OF_THE_NODE) return;
+    const message =
+      "wants cidr: node: a Service's address is one cluster's, and machines of another may be here otherwise";
+    context.addIssue({ code: "custom", path: ["services"], message });
   })
   .superRefine(({ cidr, podCidrs = [] }, context) => {
     if (cidr !== OF_THE_NODE || podCidrs.some((each) => !each.includes(":"))) return;

@@ -21,6 +21,7 @@ import {
 import { writeJson } from "../host/files.ts";
 import { TornFiles } from "../host/torn-files.ts";
 import { forgetServices } from "./connections.ts";
+import { isLink } from "./links.ts";
 import { allServiceRules, changedServiceRules } from "./service-rules.ts";
 import { runSoon } from "./tools.ts";
 
@@ -28,6 +29,8 @@ interface HostServicesOptions {
   stateDir: string;
   /** The machines' link. */
   bridge: string;
+  /** Whether an agent with these labels tells it. Default: who has told first does, for ever. */
+  isTold?: ((labels: Readonly<Record<string, string>>) => boolean) | undefined;
   logger: Logger;
 }
 
@@ -102,10 +105,22 @@ export class HostServices implements ServicesProvider {
     });
   }
 
+  /** With the bridge go the rules that are for who is behind it. */
+  async close(): Promise<void> {
+    const { bridge, table } = this.#names;
+    await this.#last;
+    if (!isLink(bridge)) await nft(`add table ip ${table}\ndelete table ip ${table}\n`).catch(() => undefined);
+  }
+
   #assertOwner(labels: Readonly<Record<string, string>>): void {
     const known = this.#labels;
-    if (known === undefined || (isSubset(known, labels) && isSubset(labels, known))) return;
-    throw new ProviderError("conflict", "this host's machines reach the Services that another node's agent tells");
+    const isFirst = known === undefined || (isSubset(known, labels) && isSubset(labels, known));
+    const { isTold = () => isFirst } = this.#options;
+    if (isTold(labels)) return;
+    throw new ProviderError(
+      "unavailable",
+      "this host's machines reach the Services that their Node's agent tells of: that is another one, or has not told their addresses yet",
+    );
   }
 
   async #bring({ set, replaced }: ServicesDifference): Promise<void> {

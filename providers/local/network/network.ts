@@ -55,6 +55,8 @@ export interface NetworkOptions {
   denyCidrs?: readonly string[] | undefined;
   /** Of machines on other hosts: reached whatever `outbound` says, unless denied, and under machines' own addresses. */
   podCidrs?: readonly string[] | undefined;
+  /** What reaches the cluster's Services by rules of the backend's own: see host-services.ts. */
+  services?: boolean | undefined;
   /** TCP and UDP ports of this host that machines may reach: a DNS server, say. */
   openHostPorts?: readonly number[] | undefined;
   /** Ports of this host, and ranges of them, that machines may ask to lead to them. */

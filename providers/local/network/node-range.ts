@@ -4,6 +4,7 @@
  */
 import { join } from "node:path";
 import {
+  isSubset,
   type KeptPodRanges,
   type Logger,
   type MachineSpec,
@@ -61,6 +62,12 @@ export class NodeRange {
       use: (range) => network.moveTo(range),
     });
     this.api = this.#book;
+  }
+
+  /** Whether the range is that of the Node with these labels. */
+  isOf(labels: Readonly<Record<string, string>>): boolean {
+    const { kept } = this.#book;
+    return kept !== undefined && isSubset(kept.labels, labels) && isSubset(labels, kept.labels);
   }
 
   /** @throws ProviderError unavailable for a machine that would get an address which is not its Node's */

@@ -1,3 +1,4 @@
-import { nodeRange } from "../backend/node-range.ts";
+import { nodeRange, nodeServices } from "../backend/node-range.ts";
 
 await nodeRange("cri");
+await nodeServices("cri");

@@ -196,7 +196,7 @@ describe.skipIf(missing !== undefined)("a machine that calls a Service", () => {
   test("reaches what one node's agent tells: another's is refused", async () => {
     await tell(port("10.96.0.10", [one!]));
     const other = { labels: { "vmlet.dev/cluster": "c2" }, revision: "x", services: [port("10.96.0.10", [two!])] };
-    await expect(services.put(other, { signal })).rejects.toThrow("another node's agent");
+    await expect(services.put(other, { signal })).rejects.toThrow("that is another one");
     expect(await call("10.96.0.10")).toBe("one");
   });
 });

@@ -117,6 +117,10 @@ test.each([
     "engine.network.podCidrs: must name the range that the cluster gives Nodes theirs of (--cluster-cidr): cidr is node",
   ],
   [
+    "listen: { port: 1 }\nengine: { type: cri, network: { services: true } }",
+    "engine.network.services: wants cidr: node: a Service's address is one cluster's",
+  ],
+  [
     "listen: { port: 1 }\nengine: { type: oci, images: { gc: { highPercent: 70 } } }",
     "engine.images.gc.lowPercent: 80 must not be above highPercent (70)",
   ],
