@@ -46,6 +46,7 @@ export class GuestServices implements ServicesProvider {
   readonly #told = new WeakMap<Provider, ToldServices>();
   /** Their image is of a time when guests knew no Services. */
   readonly #deaf = new WeakSet<Provider>();
+  readonly #underWay = new WeakMap<Provider, { revision: string | undefined; told: Promise<boolean> }>();
   readonly #wake = new Pulse();
   /** How often the agent has said that nothing has changed: guests are asked whether that is so with them. */
   #asked = 0;
@@ -79,9 +80,13 @@ export class GuestServices implements ServicesProvider {
     this.#kept.delete(id);
   }
 
-  /** Before a machine begins. A guest that cannot be told then is told later: this is no reason to have no machine. */
+  /**
+   * Before a machine begins. A guest that cannot be told then is told later: this is no reason to have no machine. Said
+   * early, it costs no time when it is waited for.
+   */
   async before(guest: Provider, labels: Labels, { signal }: CallOptions): Promise<void> {
-    if (this.#isOwn(labels)) await this.#bring(guest, signal);
+    const hasIt = this.#told.get(guest)?.revision === this.#table.revision;
+    if (this.#isOwn(labels) && !hasIt) await this.#bring(guest, signal);
   }
 
   /** Whether what was told is of machines with these labels. */
@@ -104,8 +109,22 @@ export class GuestServices implements ServicesProvider {
     }
   }
 
-  /** @returns whether it has what there is, or never will */
+  /** Once at a time. @returns whether it has what there is, or never will */
   async #bring(guest: Provider, signal: AbortSignal): Promise<boolean> {
+    const { revision } = this.#table;
+    const under = this.#underWay.get(guest);
+    if (under !== undefined && under.revision === revision) return await under.told;
+    const told = this.#tell(guest, signal);
+    const own = { revision, told };
+    this.#underWay.set(guest, own);
+    try {
+      return await told;
+    } finally {
+      if (this.#underWay.get(guest) === own) this.#underWay.delete(guest);
+    }
+  }
+
+  async #tell(guest: Provider, signal: AbortSignal): Promise<boolean> {
     const { services } = guest;
     let told = this.#told.get(guest);
     if (told === undefined && services !== undefined) this.#told.set(guest, (told = new ToldServices(services)));

@@ -171,8 +171,10 @@ export class MachineWork {
       return await this.#goElsewhere(record, options);
     if (vm.isSeen && (vm.state === "stopped" || vm.state === "deleting"))
       return await this.#fallen(record, vm, options);
-    if (vm.isSeen && vm.state === "running" && (await this.#options.guests.answers(vm, options)))
+    if (vm.isSeen && vm.state === "running" && (await this.#options.guests.answers(vm, options))) {
+      void this.#options.services?.before(this.#options.guests.of(vm), spec.labels, options);
       return await this.#tell(record, options);
+    }
     return await this.#awaitBoot(record, vm, spec, options);
   }
 

@@ -64,6 +64,15 @@ describe("guests are told where the cluster's Services lead", () => {
     expect(guest.addresses).toEqual(["10.0.0.1"]);
   });
 
+  test("once, however early that is asked for", async () => {
+    const guest = new Guest();
+    await tell("10.0.0.1");
+    const ask = () => services.before(guest.provider, LABELS, { signal: done.signal });
+    await Promise.all([ask(), ask()]);
+    await ask();
+    expect(guest.calls).toHaveLength(1);
+  });
+
   test("and of what changes afterwards, by that alone", async () => {
     const guest = new Guest();
     await tell("10.0.0.1");
