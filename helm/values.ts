@@ -69,7 +69,7 @@ export const valuesSchema = z.strictObject({
   fullnameOverride: name,
   commonLabels: strings,
   serviceAccount: z.strictObject({ create: z.boolean(), name, annotations: strings }),
-  rbac: z.strictObject({ create: z.boolean() }),
+  rbac: z.strictObject({ create: z.boolean(), endpointSlices: z.boolean() }),
   podAnnotations: strings,
   podLabels: strings,
   podSecurityContext: z.strictObject({

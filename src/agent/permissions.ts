@@ -37,6 +37,8 @@ interface PermissionNeeds {
   leaderElection: { namespace: string; name: string } | undefined;
   /** Makes pods of files. */
   staticPods?: boolean | undefined;
+  /** Tells guests of a cloud where Services lead. */
+  services?: boolean | undefined;
 }
 
 /**
@@ -184,7 +186,7 @@ const SERVING_CERTIFICATE: readonly Permission[] = ["create", "get"].map((verb) 
   optional: true,
 }));
 
-/** For a backend that takes Services. */
+/** For machines that reach Services by what the agent tells. */
 const ENDPOINTS: readonly Permission[] = ["list", "watch"].map((verb) => ({
   attributes: { verb, group: "discovery.k8s.io", resource: "endpointslices" },
   purpose: "pods in VMs of a cloud reach Services only where the VMs' network leads to them",
@@ -195,7 +197,7 @@ const ENDPOINTS: readonly Permission[] = ["list", "watch"].map((verb) => ({
 /** What the process needs by its own identity, whatever it acts as. */
 function processPermissions(nodeName: string, needs: PermissionNeeds): Permission[] {
   const permissions: Permission[] = [];
-  permissions.push(...ENDPOINTS);
+  if (needs.services) permissions.push(...ENDPOINTS);
   if (needs.clientCa) {
     permissions.push({
       attributes: {
@@ -288,6 +290,7 @@ export function configuredPermissions(config: AgentConfig, node: NodeConfig): Pe
       node.kubelet.certificate === "csr" ||
       (node.kubelet.certificate === undefined && node.kubelet.certFile === undefined),
     staticPods: node.staticPodPath !== undefined,
+    services: node.provider.type === "cloud" && node.provider.services,
     clusterId: config.clusterId === undefined,
     clientCa: node.kubelet.clientCAFile === undefined,
     // The node's own certificate is asked for by a running agent only.

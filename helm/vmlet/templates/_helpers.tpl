@@ -224,6 +224,13 @@ tolerations:
 {{- range .Values.nodes -}}{{- if .staticPodPath -}}true{{- end -}}{{- end -}}
 {{- end -}}
 
+{{- /* Not empty when a node's machines are VMs of a cloud, whose guests are told where Services lead. */ -}}
+{{- define "vmlet.tellsServices" -}}
+{{- range .Values.nodes -}}
+{{- with .provider -}}{{- if and (eq (toString .type) "cloud") (ne (toString .services) "false") -}}true{{- end -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "vmlet.validate" -}}
 {{- if not .Values.nodes -}}
 {{- fail "nodes: name at least one virtual node and its provider; the chart's README has an example" -}}
