@@ -31,6 +31,8 @@ const underWay = new Map<number, Promise<unknown>>();
 /** Whether the path, or what a link there leads to, is a block device. */
 export const isDevice = (path: string): boolean => statSync(path, { throwIfNoEntry: false })?.isBlockDevice() === true;
 
+export const isMounted = async (at: string): Promise<boolean> => (await mountPoints()).some(({ path }) => path === at);
+
 /**
  * Mounts the device's file system; on one that is empty it is made first. Repeating it is safe.
  * @throws Error that names the device, also where it has something else than this file system
@@ -49,7 +51,7 @@ export async function mountDevice(device: string, at: string, fsType: FsType): P
 
 async function mountOne(device: string, at: string, fsType: FsType): Promise<void> {
   await mkdir(at, { recursive: true });
-  if ((await mountPoints()).some(({ path }) => path === at)) return;
+  if (await isMounted(at)) return;
   const found = await contentOf(device);
   if (found !== undefined && found !== fsType)
     throw new Error(

@@ -19,7 +19,7 @@ import { isMissing } from "../host/files.ts";
 import { bindDescriptor, mountTmpfs, propagationOf } from "../host/mounts.ts";
 import type { TreeMeter } from "../host/tree-use.ts";
 import { ownTree } from "../host/own-tree.ts";
-import { isDevice, mountDevice } from "./device-files.ts";
+import { isDevice, isMounted, mountDevice } from "./device-files.ts";
 import { hostPath } from "./host-access.ts";
 import { writeFilesVolume } from "./volume-files.ts";
 import { openInRoot, readFileInRoot } from "./root-path.ts";
@@ -98,10 +98,13 @@ function volumeDir(home: Home, volume: Volume): string {
   return type === "files" && !existsSync(onDisk) ? join(secretDir, "files", name) : onDisk;
 }
 
-/** The path, or where the file system of the device is that is there. */
-function onHost({ dir }: Pick<Home, "dir">, volume: HostVolume): string {
+/**
+ * The path, or where the file system of the device is that is there. A folder that lost its mount is no place for what
+ * a container means for the device: then the path is refused, for it is no folder.
+ */
+async function onHost({ dir }: Pick<Home, "dir">, volume: HostVolume): Promise<string> {
   const folder = join(dir, "volumes", volume.name);
-  return volume.fs_type !== undefined && existsSync(folder) ? folder : hostPath(volume);
+  return volume.fs_type !== undefined && (await isMounted(folder)) ? folder : hostPath(volume);
 }
 
 /** @throws ContainerError when nobody has mounted it */
@@ -131,7 +134,7 @@ export async function volumeSource(
       `container ${container}: there is no volume ${JSON.stringify(mount.volume)}`,
     );
   const source =
-    volume.type === "image" ? image : volume.type === "host" ? onHost(home, volume) : volumeDir(home, volume);
+    volume.type === "image" ? image : volume.type === "host" ? await onHost(home, volume) : volumeDir(home, volume);
   if (source === undefined)
     throw new ContainerError("ImageVolumeMountFailed", `volume ${volume.name}: its image is not there`);
   const mayBeWritable = volume.type === "persistent" || volume.type === "csi" || volume.type === "host";

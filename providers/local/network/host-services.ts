@@ -72,20 +72,23 @@ export class HostServices implements ServicesProvider {
   /** Puts the rules in place that a former backend has kept, which are gone with a boot of the host. */
   async restore(): Promise<void> {
     if (this.#table.revision === undefined) return;
-    await this.#inTurn(() => this.#bringAll()).catch((thrown: unknown) =>
-      this.#options.logger.warn({ err: thrown }, "Machines do not reach the cluster's Services yet"),
-    );
+    await this.#bringLater();
   }
 
-  /**
-   * The machine has the host's address: a Service of its own leads to it, behind that.
-   * @throws CommandError
-   */
+  /** What does not succeed now does with the next that is told, within a minute: no machine waits for it. */
+  async #bringLater(): Promise<void> {
+    await this.#inTurn(() => this.#bringAll()).catch((thrown: unknown) => {
+      this.#isInPlace = false;
+      this.#options.logger.warn({ err: thrown }, "Machines do not reach the cluster's Services yet");
+    });
+  }
+
+  /** The machine has the host's address: a Service of its own leads to it, behind that. */
   async lead(outside: string, inside: string): Promise<void> {
     if (this.#lead?.outside === outside && this.#lead.inside === inside) return;
     this.#lead = { outside, inside };
     if (this.#table.ports.some(({ endpoints }) => endpoints.some(({ address }) => address === outside)))
-      await this.#inTurn(() => this.#bringAll());
+      await this.#bringLater();
   }
 
   async put({ labels, ...change }: ServicesSpec, { signal }: CallOptions): Promise<Services> {

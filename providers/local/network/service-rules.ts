@@ -118,7 +118,7 @@ function made(port: ServicePort | undefined, inPlaceOf: InPlaceOf): Made {
     // A set's time cannot be changed, so another one has another name.
     const callers = `${name}_${seconds}`;
     sets.set(callers, seconds);
-    chains.set(name, [`update @${callers} { ip saddr }`, `${said} ${address} . ${at}`.replace(" . ", ":")]);
+    chains.set(name, [`update @${callers} { ip saddr }`, `${said} ${address}:${at}`]);
   }
   const again = own.map(({ name }) => `ip saddr @${name}_${seconds} goto ${name}`);
   const verdicts = own.map(({ name }, index) => `${index} : goto ${name}`);
