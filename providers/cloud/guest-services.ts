@@ -1,13 +1,15 @@
 /**
  * Tells guests where the cluster's Services lead. The agent tells it once, of all machines of its node; each guest is
  * brought to that by what has changed since it was told last, before its machine begins and whenever it changes. Each
- * by itself: one that is silent holds up no other.
+ * by itself, in places that namespaces share fairly: one that is silent holds up no other namespace's, and a table of
+ * megabytes is not written for hundreds at a time.
  */
 import {
   type CallOptions,
   type Clock,
   isProviderError,
   isSubset,
+  LABEL_NAMESPACE,
   linkAbort,
   type Logger,
   pause,
@@ -17,6 +19,7 @@ import {
   type ServicesProvider,
   type ServicesSpec,
   ServiceTable,
+  SharedPlaces,
   ToldServices,
 } from "../../src/provider/kit/index.ts";
 
@@ -36,6 +39,8 @@ interface Kept {
 }
 
 const RETRY_MS = 5_000;
+/** Of one namespace that is alone; twice as many in all. */
+const AT_ONCE = 16;
 
 export class GuestServices implements ServicesProvider {
   readonly #options: GuestServicesOptions;
@@ -47,6 +52,7 @@ export class GuestServices implements ServicesProvider {
   /** Their image is of a time when guests knew no Services. */
   readonly #deaf = new WeakSet<Provider>();
   readonly #underWay = new WeakMap<Provider, { revision: string | undefined; told: Promise<boolean> }>();
+  readonly #places = new SharedPlaces(AT_ONCE);
   readonly #wake = new Pulse();
   /** How often the agent has said that nothing has changed: guests are asked whether that is so with them. */
   #asked = 0;
@@ -86,7 +92,7 @@ export class GuestServices implements ServicesProvider {
    */
   async before(guest: Provider, labels: Labels, { signal }: CallOptions): Promise<void> {
     const hasIt = this.#told.get(guest)?.revision === this.#table.revision;
-    if (this.#isOwn(labels) && !hasIt) await this.#bring(guest, signal);
+    if (this.#isOwn(labels) && !hasIt) await this.#bring(guest, labels, signal);
   }
 
   /** Whether what was told is of machines with these labels. */
@@ -104,17 +110,17 @@ export class GuestServices implements ServicesProvider {
       asked = this.#asked;
       const isOld = this.#told.get(guest)?.revision !== this.#table.revision;
       if (!this.#isOwn(labels) || !(isOld || isToAsk)) await this.#wake.wait(signal);
-      else if (!(await this.#bring(guest, signal))) await pause(clock, RETRY_MS, signal);
+      else if (!(await this.#bring(guest, labels, signal))) await pause(clock, RETRY_MS, signal);
       else if (this.#deaf.has(guest)) return;
     }
   }
 
   /** Once at a time. @returns whether it has what there is, or never will */
-  async #bring(guest: Provider, signal: AbortSignal): Promise<boolean> {
+  async #bring(guest: Provider, labels: Labels, signal: AbortSignal): Promise<boolean> {
     const { revision } = this.#table;
     const under = this.#underWay.get(guest);
     if (under !== undefined && under.revision === revision) return await under.told;
-    const told = this.#tell(guest, signal);
+    const told = this.#tell(guest, labels, signal);
     const own = { revision, told };
     this.#underWay.set(guest, own);
     try {
@@ -124,14 +130,15 @@ export class GuestServices implements ServicesProvider {
     }
   }
 
-  async #tell(guest: Provider, signal: AbortSignal): Promise<boolean> {
+  async #tell(guest: Provider, labels: Labels, signal: AbortSignal): Promise<boolean> {
     const { services } = guest;
     let told = this.#told.get(guest);
     if (told === undefined && services !== undefined) this.#told.set(guest, (told = new ToldServices(services)));
     if (told === undefined) this.#deaf.add(guest);
     if (this.#deaf.has(guest)) return true;
     try {
-      await told!.bring(this.#table, this.#labels, signal);
+      const bring = () => told!.bring(this.#table, this.#labels, signal);
+      await this.#places.run(labels[LABEL_NAMESPACE] ?? "", bring, signal);
       return true;
     } catch (thrown) {
       if (isProviderError(thrown, "unsupported") || isProviderError(thrown, "not_found")) this.#deaf.add(guest);

@@ -93,6 +93,19 @@ describe("guests are told where the cluster's Services lead", () => {
     expect(other.addresses).toEqual(["10.0.0.2"]);
   });
 
+  test("while all that a namespace has are silent", async () => {
+    const labels = { ...LABELS, "vmlet.dev/namespace": "hostile" };
+    for (let n = 0; n < 200; n++) {
+      const silent = new Guest();
+      silent.answer = new Promise(() => {});
+      services.keep(`silent-${n}`, silent.provider, labels);
+    }
+    const other = new Guest();
+    services.keep("other", other.provider, { ...LABELS, "vmlet.dev/namespace": "other" });
+    await tell("10.0.0.1");
+    expect(other.addresses).toEqual(["10.0.0.1"]);
+  });
+
   test("again when one of them did not answer, while the others have it", async () => {
     const [silent, other] = [new Guest(), new Guest()];
     silent.refusal = new ProviderError("unavailable", "no route");
