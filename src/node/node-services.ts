@@ -43,6 +43,8 @@ const RETRY_MS = { initialMs: 1_000, maxMs: 30_000 };
 /** Of all Services together: each machine has them all, and a tenant may make as many as the cluster lets it. */
 const MOST_PORTS = 20_000;
 const MOST_ENDPOINTS = 200_000;
+/** By ClientIP each endpoint is a chain and a set of its own in a machine's kernel, not an element of a map. */
+const AFFINITY_COST = 20;
 const LABEL_ZONE = "topology.kubernetes.io/zone";
 
 export class NodeServices {
@@ -154,21 +156,21 @@ export class NodeServices {
   /** Of too many Services the newest are left out: who makes more of them takes nothing from others. */
   #withinLimits(): ServicePort[] {
     const all = [...this.#ports.values()].flat();
-    const endpoints = all.reduce((sum, port) => sum + port.endpoints.length, 0);
+    const endpoints = all.reduce((sum, port) => sum + costOf(port), 0);
     if (all.length <= MOST_PORTS && endpoints <= MOST_ENDPOINTS) return all;
     const aged = [...this.#ports].map(([key, ports]) => ({ age: this.#age(key), ports }));
     const oldestFirst = aged.sort((one, other) => (one.age < other.age ? -1 : 1));
     const kept: ServicePort[] = [];
     let room = MOST_ENDPOINTS;
     for (const port of oldestFirst.flatMap(({ ports }) => ports)) {
-      if (kept.length === MOST_PORTS || port.endpoints.length > room) break;
+      if (kept.length === MOST_PORTS || costOf(port) > room) break;
       kept.push(port);
-      room -= port.endpoints.length;
+      room -= costOf(port);
     }
     const { warn } = this.#options;
     warn(
       "ServicesNotTold",
-      `of the ${all.length} ports of the cluster's Services, with ${endpoints} endpoints, machines reach the ${kept.length} oldest: more than ${MOST_PORTS}, or of ${MOST_ENDPOINTS} endpoints, are too many for each machine to have`,
+      `of the ${all.length} ports of the cluster's Services, with ${endpoints} endpoints, machines reach the ${kept.length} oldest: more than ${MOST_PORTS}, or of ${MOST_ENDPOINTS} endpoints (each by ClientIP counts for ${AFFINITY_COST}), are too many for each machine to have`,
     );
     return kept;
   }
@@ -180,5 +182,8 @@ export class NodeServices {
     return `${made ?? ""} ${key}`;
   }
 }
+
+const costOf = ({ endpoints, affinity_s: seconds }: ServicePort): number =>
+  endpoints.length * (seconds === undefined ? 1 : AFFINITY_COST);
 
 const keyOf = ({ metadata }: Service): string => `${metadata?.namespace ?? ""}/${metadata?.name ?? ""}`;

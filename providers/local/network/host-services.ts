@@ -1,7 +1,7 @@
 /**
- * The cluster's Services on a host that is one Node's machines' alone (a cloud's VM): what its agent tells is written
- * down, for the next backend, and told to nft. A host of several clusters' machines has no such thing, for a Service's
- * address would be another cluster's too.
+ * The cluster's Services on a host of one Node's machines alone, or of one machine (a cloud's VM): what its agent tells
+ * is written down, for the next backend, and told to nft. A host of several clusters' machines has no such thing, for a
+ * Service's address would be another cluster's too.
  */
 import { isIPv4 } from "node:net";
 import { join } from "node:path";

@@ -132,6 +132,21 @@ describe("the cluster's Services, for a backend that takes them", () => {
     expect(warned[0]).toContain("of the 20002 ports of the cluster's Services");
   });
 
+  test("whose endpoints are by ClientIP weigh more: they cost a machine's kernel more", async () => {
+    const many = Array.from({ length: 1_000 }, (_, n) => `10.1.${n >> 8}.${n & 255}`);
+    const names = Array.from({ length: 11 }, (_, n) => `s${String(n).padStart(2, "0")}`);
+    services.replace(
+      names.map((name, n) => {
+        const each = service(name, `10.96.0.${n + 1}`);
+        return { ...each, spec: { ...each.spec, sessionAffinity: "ClientIP" } };
+      }),
+    );
+    endpoints.store.replace(names.map((name) => slice(name, ...many)));
+    await run();
+    expect(backend.size).toBe(10);
+    expect(warned[0]).toContain("machines reach the 10 oldest");
+  });
+
   test("are told again to a backend that has lost them, within a minute", async () => {
     services.replace([service("a", "10.96.0.1")]);
     endpoints.store.replace([]);
