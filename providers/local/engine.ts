@@ -195,6 +195,11 @@ export interface Sandbox {
    */
   applyFiles?(volume: Extract<Volume, { type: "files" }>): Promise<void>;
   /**
+   * The file system on the device of a `host` volume grows to all of it. Needed for capability `volumes.host_growth`.
+   * @throws ProviderError conflict where the machine has no such volume
+   */
+  growHostVolume?(name: string): Promise<void>;
+  /**
    * What a file of an `empty_dir` has, by a path that no link leads out of the volume with. Needed for capability
    * `env_files`. Containers may write to the volume meanwhile.
    * @throws Error, which tells the pod's author why, when it is no regular file or has more than `maxBytes`

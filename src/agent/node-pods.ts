@@ -88,7 +88,7 @@ export function createPods(options: NodeAgentOptions, acting: Kube, backend: Bac
   const grownClaims = new GrownClaims({ kube: acting, clock, random, logger });
   const growingClaims = new GrowingClaims({
     ...{ kube: acting, provider, nodeName: node.name, event, clock, random, logger },
-    isOffered: () => backend.forPods().capabilities.has("volumes.csi_growth"),
+    offers: (capability, pod) => mayUse({ backend: backend.forPods(), pod }, capability),
   });
   const prober = node.agentProbes
     ? new AgentProber({

@@ -1,8 +1,8 @@
 /**
- * Claims that grow while a pod's machine has their volumes: the backend is asked to have the drivers let them grow, as
- * a kubelet does it (operationexecutor: GenerateExpandInUseVolumeFunc, node_expander). Of CSI drivers of others alone:
- * who controls vmlet's own volumes has them grow whole. That a claim has grown says `GrownClaims`, once the machine
- * tells of it.
+ * Claims that grow while a pod's machine has their volumes: the backend is asked to let them grow, as a kubelet does it
+ * (operationexecutor: GenerateExpandInUseVolumeFunc, node_expander). Of CSI drivers of others and of the host's own
+ * disks alone: who controls vmlet's own volumes has them grow whole. That a driver's has grown says `GrownClaims`, once
+ * the machine tells of it; of a disk no machine tells, and it is said at once.
  *
  * A claim is read about once a minute, as often as a kubelet looks at a pod's volumes, for a node cannot watch claims.
  * Nothing is kept of it: what a driver has done already, it does again without harm.
@@ -21,19 +21,21 @@ import { csiVolumeName } from "../provider/csi-names.ts";
 import { isProviderError } from "../provider/errors.ts";
 import type { Machine, MachinePatch } from "../provider/machine.ts";
 import type { Provider } from "../provider/provider.ts";
+import type { Capability } from "../provider/capabilities.ts";
 import { KeyedQueue } from "../queue/keyed-queue.ts";
 import { Quantity } from "../resources/quantity.ts";
 import type { Logger } from "../telemetry/logger.ts";
 import { type Clock, rfc3339 } from "../util/clock.ts";
 import { toError } from "../util/errors.ts";
 import type { Random } from "../util/random.ts";
+import { grownStatus } from "./grown-claims.ts";
 
 interface GrowingClaimsOptions {
   kube: Kube;
   provider: Pick<Provider, "updatePod">;
   nodeName: string;
-  /** Whether the backend can do that (`volumes.csi_growth`). */
-  isOffered: () => boolean;
+  /** Whether the backend can let such volumes grow for this pod. */
+  offers: (capability: Extract<Capability, "volumes.csi_growth" | "volumes.host_growth">, pod: Pod) => boolean;
   event: (pod: Pod, event: { type: "Normal" | "Warning"; reason: string; message: string }) => void;
   clock: Clock;
   random: Random;
@@ -47,10 +49,14 @@ interface Growing {
   sizes: ReadonlyMap<string, number>;
   /** Volumes of which a driver has said that they cannot grow while they are in use, and to what size. */
   refused: Map<string, number>;
+  /** Claims whose volumes are neither a driver's nor a disk of the host, which none becomes later. */
+  foreign: Set<string>;
 }
 
 type Status = NonNullable<PersistentVolumeClaim["status"]>;
-type Growth = NonNullable<MachinePatch["csi_volumes"]>[number];
+type CsiGrowth = NonNullable<MachinePatch["csi_volumes"]>[number];
+/** Of a driver's volume, or of a disk of the host, as large as the claim's volume says. */
+type Growth = { csi: CsiGrowth } | { host: NonNullable<MachinePatch["host_volumes"]>[number]; size: string };
 
 /** A claim that waits for its node. */
 interface Pending {
@@ -85,14 +91,17 @@ export class GrowingClaims {
 
   /** Called at each look at a pod. */
   look(pod: Pod, { id, state, csi_volumes = [] }: Pick<Machine, "id" | "state" | "csi_volumes">): void {
+    const { offers } = this.#options;
     const uid = uidOf(pod);
-    if (state !== "running" || csi_volumes.length === 0 || !this.#options.isOffered()) return this.release(uid);
-    const sizes = new Map(
-      csi_volumes.map(({ driver, volume, size_bytes = 0 }) => [csiVolumeName(driver, volume), size_bytes]),
-    );
-    const refused = this.#growing.get(uid)?.refused;
-    this.#growing.set(uid, { pod, machine: id, sizes, refused: refused ?? new Map<string, number>() });
-    if (refused === undefined) this.#lookLater(uid);
+    const own = offers("volumes.csi_growth", pod) ? csi_volumes : [];
+    const mayHaveDisks = offers("volumes.host_growth", pod) && claimVolumes(pod).length > 0;
+    if (state !== "running" || (own.length === 0 && !mayHaveDisks)) return this.release(uid);
+    const sizes = new Map(own.map(({ driver, volume, size_bytes = 0 }) => [csiVolumeName(driver, volume), size_bytes]));
+    const known = this.#growing.get(uid);
+    const isNew = known === undefined || (known.sizes.size === 0 && sizes.size > 0);
+    const { refused, foreign } = isNew ? { refused: new Map<string, number>(), foreign: new Set<string>() } : known;
+    this.#growing.set(uid, { pod, machine: id, sizes, refused, foreign });
+    if (isNew) this.#lookLater(uid);
   }
 
   /** Forgets a pod that is over or gone. */
@@ -115,9 +124,10 @@ export class GrowingClaims {
     const growing = this.#growing.get(uid);
     if (growing === undefined) return;
     let failed: unknown;
-    for (const { volume } of usedVolumes(growing.pod)) {
+    const volumes = claimVolumes(growing.pod);
+    for (const volume of volumes) {
       try {
-        const pending = isClaimVolume(volume) ? await this.#pending(growing, volume, signal) : undefined;
+        const pending = await this.#pending(growing, volume, signal);
         if (pending !== undefined) await this.#grow(growing, pending, signal);
       } catch (thrown) {
         signal.throwIfAborted();
@@ -127,26 +137,41 @@ export class GrowingClaims {
     }
     if (failed !== undefined) throw failed;
     this.#queue.forget(uid);
-    this.#lookLater(uid);
+    if (growing.sizes.size > 0 || volumes.some(({ name }) => !growing.foreign.has(name))) this.#lookLater(uid);
   }
 
   /** Undefined for one that does not wait for this machine's node to let it grow. */
   async #pending(growing: Growing, volume: PodVolume, signal: AbortSignal): Promise<Pending | undefined> {
     const name = claimNameOf(growing.pod, volume);
-    // kubelet: checkVolumeFSResize.
-    if (name === undefined || volume.persistentVolumeClaim?.readOnly === true) return undefined;
+    if (name === undefined || growing.foreign.has(volume.name)) return undefined;
     const at = { resource: "persistentvolumeclaims", namespace: growing.pod.metadata?.namespace ?? "", name };
     const claim = await this.#get<PersistentVolumeClaim>(at, signal);
     const pv = claim?.spec?.volumeName;
-    if (claim === undefined || !pv || !(isPending(claim.status) || hasGrownElsewhere(claim, growing))) return undefined;
+    if (claim === undefined || !pv) return undefined;
+    const mayGrow = isPending(claim.status) || hasGrownElsewhere(claim, growing);
+    if (!mayGrow && growing.sizes.size > 0) return undefined;
     const volumeObject = await this.#get<PersistentVolume>({ resource: "persistentvolumes", name: pv }, signal);
-    const growth = growthOf(claim, volumeObject, growing);
-    if (growth === undefined) return undefined;
-    const expand_secrets = await this.#secrets(volumeObject?.spec?.csi?.nodeExpandSecretRef, signal);
-    return {
-      ...{ claim, pv, path: resourcePath({ ...at, subresource: "status" }) },
-      growth: expand_secrets === undefined ? growth : { ...growth, expand_secrets },
-    };
+    if (volumeObject === undefined) return undefined;
+    const { csi, local } = volumeObject.spec ?? {};
+    // A machine without a driver's volumes is looked at again for its disks alone.
+    if (!local && !(csi && growing.sizes.size > 0)) growing.foreign.add(volume.name);
+    const growth = mayGrow
+      ? await this.#growth(claim, volumeObject, { growing, name: volume.name }, signal)
+      : undefined;
+    return growth && { claim, pv, path: resourcePath({ ...at, subresource: "status" }), growth };
+  }
+
+  async #growth(
+    claim: PersistentVolumeClaim,
+    volume: PersistentVolume,
+    { growing, name }: { growing: Growing; name: string },
+    signal: AbortSignal,
+  ): Promise<Growth | undefined> {
+    const csi = growthOf(claim, volume, growing);
+    if (csi === undefined)
+      return this.#options.offers("volumes.host_growth", growing.pod) ? diskGrowth(claim, volume, name) : undefined;
+    const expand_secrets = await this.#secrets(volume.spec?.csi?.nodeExpandSecretRef, signal);
+    return { csi: expand_secrets === undefined ? csi : { ...csi, expand_secrets } };
   }
 
   async #secrets(
@@ -161,9 +186,13 @@ export class GrowingClaims {
   async #grow(growing: Growing, { claim, path, pv, growth }: Pending, signal: AbortSignal): Promise<void> {
     const { kube, event, nodeName } = this.#options;
     const { pod, machine } = growing;
+    const [patch, secrets] =
+      "csi" in growth
+        ? [{ csi_volumes: [growth.csi] }, growth.csi.expand_secrets ?? {}]
+        : [{ host_volumes: [growth.host] }, {}];
     // The pod's own secrets, which are redacted already, do not have these among them.
     const redactor = new Redactor();
-    redactor.add(Object.values(growth.expand_secrets ?? {}), "");
+    redactor.add(Object.values(secrets), "");
     const provider = withoutSecrets(this.#options.provider, (_machine, text) => redactor.redact(text));
     const status = claim.status?.allocatedResourceStatuses?.["storage"];
     // The controller changes its size no more from here on (resize_util: MarkNodeExpansionInProgress).
@@ -171,11 +200,12 @@ export class GrowingClaims {
     if (status === "NodeResizePending")
       latest = await kube.request({ ...statusPatch(path, claim, { status: "NodeResizeInProgress" }), signal });
     try {
-      await provider.updatePod?.(machine, { csi_volumes: [growth] }, { signal });
+      await provider.updatePod?.(machine, patch, { signal });
     } catch (thrown) {
       signal.throwIfAborted();
       return await this.#tellFailure(thrown, growing, { claim: latest, path, pv, growth }, signal);
     }
+    if ("size" in growth) await kube.request({ ...grownStatus(path, latest, growth.size), signal });
     const message = `MountVolume.NodeExpandVolume succeeded for volume "${pv}" ${nodeName}`;
     event(pod, { type: "Normal", reason: "FileSystemResizeSuccessful", message });
   }
@@ -195,7 +225,8 @@ export class GrowingClaims {
     if (isProviderError(thrown, "unavailable") && thrown.retryAfterMs !== undefined) throw thrown;
     // kubelet: MarkForInUseExpansionError; the next machine that gets the volume has it grown before.
     const isInUse = isProviderError(thrown, "in_use");
-    if (isInUse) refused.set(csiVolumeName(growth.driver, growth.volume), growth.size_bytes);
+    if (isInUse && "csi" in growth)
+      refused.set(csiVolumeName(growth.csi.driver, growth.csi.volume), growth.csi.size_bytes);
     else event(pod, { type: "Warning", reason: "VolumeResizeFailed", message });
     const isMarked = claim.status?.allocatedResourceStatuses?.["storage"] !== undefined;
     const isInfeasible = isProviderError(thrown, "invalid") && isMarked;
@@ -217,13 +248,19 @@ export class GrowingClaims {
   }
 }
 
+/** Those that its pod may only read do not grow for it (kubelet: checkVolumeFSResize). */
+const claimVolumes = (pod: Pod): PodVolume[] =>
+  usedVolumes(pod).flatMap(({ volume }) =>
+    isClaimVolume(volume) && volume.persistentVolumeClaim?.readOnly !== true ? [volume] : [],
+  );
+
 /** Undefined for what the machine does not have, or has as large already. */
 function growthOf(
   { metadata }: PersistentVolumeClaim,
-  volume: PersistentVolume | undefined,
+  { spec = {} }: PersistentVolume,
   { sizes, refused }: Growing,
-): Growth | undefined {
-  const { csi, capacity, claimRef } = volume?.spec ?? {};
+): CsiGrowth | undefined {
+  const { csi, capacity, claimRef } = spec;
   // A driver may make more than was asked for, and the claim is told of all of it (GrownClaims).
   const size = capacity?.["storage"];
   if (!csi || csi.readOnly === true || size === undefined || claimRef?.uid !== metadata?.uid) return undefined;
@@ -231,6 +268,15 @@ function growthOf(
   const size_bytes = Quantity.parse(size).toNumber();
   const largest = Math.max(sizes.get(inNode) ?? Infinity, refused.get(inNode) ?? 0);
   return largest < size_bytes ? { driver: csi.driver, volume: csi.volumeHandle, size_bytes } : undefined;
+}
+
+/** @param name of the pod's volume */
+function diskGrowth(claim: PersistentVolumeClaim, { spec = {} }: PersistentVolume, name: string): Growth | undefined {
+  const { local, capacity, claimRef } = spec;
+  const size = capacity?.["storage"];
+  if (!local || size === undefined || claimRef?.uid !== claim.metadata?.uid) return undefined;
+  // Who has the device itself sees that it has grown (kubelet: local, NodeExpand).
+  return claim.spec?.volumeMode === "Block" ? undefined : { host: { name }, size };
 }
 
 /** kubelet: node_expander, runPreCheck; without a word of the newer kind it is of an older resizer. */

@@ -124,7 +124,7 @@ const isLess = (told: string | undefined, size: string): boolean =>
   told !== undefined && Quantity.parse(told).compare(Quantity.parse(size)) < 0;
 
 /** Of this version of the claim alone: another may be that of a claim that grows again. */
-function grownStatus(path: string, { metadata, status }: PersistentVolumeClaim, size: string) {
+export function grownStatus(path: string, { metadata, status }: PersistentVolumeClaim, size: string) {
   const conditions = (status?.conditions ?? []).filter(({ type }) => !RESIZING.has(type));
   const { uid, resourceVersion } = metadata ?? {};
   return mergePatch(path, {

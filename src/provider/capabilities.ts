@@ -37,6 +37,7 @@ export const CAPABILITIES = {
   "volumes.exclusive": "a volume of a shared class kept for one owner's machines alone",
   "volumes.force_release": "a persistent volume taken from its machines, which are stopped for it",
   "volumes.host": "a path of the backend's host",
+  "volumes.host_growth": "file systems on such devices grown while machines have them",
   "volumes.csi": "volumes that CSI drivers of the backend's host mount for one machine",
   "volumes.csi_persistent": "the same of volumes that outlive machines, which the cluster has attached to the host",
   "volumes.csi_block": "the same as block devices",

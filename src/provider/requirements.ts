@@ -165,6 +165,7 @@ export function patchCapabilities(patch: MachinePatch): Requirement[] {
   if (patch.machine_resources !== undefined) needs.push({ capability: "resize_machine", field: "machine_resources" });
   if (patch.registry_auth !== undefined) needs.push({ capability: "patch_registry_auth", field: "registry_auth" });
   if (patch.csi_volumes !== undefined) needs.push({ capability: "volumes.csi_growth", field: "csi_volumes" });
+  if (patch.host_volumes !== undefined) needs.push({ capability: "volumes.host_growth", field: "host_volumes" });
   if (patch.ephemeral_containers !== undefined)
     needs.push({ capability: "ephemeral_containers", field: "ephemeral_containers" });
   // What a machine's own containers would not be given, one that joins them is not either.

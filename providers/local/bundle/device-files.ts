@@ -4,8 +4,10 @@
  */
 import { statSync } from "node:fs";
 import { mkdir, open } from "node:fs/promises";
+import { toError } from "../../../src/provider/kit/index.ts";
 import { CommandError, findTool, run } from "../host/command.ts";
 import { mountPoints } from "../host/mounts.ts";
+import { ownCapabilities } from "./own-capabilities.ts";
 
 /** `blkid` when there is nothing that it knows. */
 const NOTHING_FOUND = 2;
@@ -46,6 +48,22 @@ export async function mountDevice(device: string, at: string, fsType: FsType): P
     await turn;
   } finally {
     if (underWay.get(number) === settled) underWay.delete(number);
+  }
+}
+
+/**
+ * The file system that is mounted there grows to all of its device; one that has that size stays as it is.
+ * @throws Error that names the device
+ */
+export async function growDevice(device: string, at: string, fsType: FsType): Promise<void> {
+  try {
+    if (!(await isMounted(at))) throw new Error("it is not mounted");
+    // The kernel lets a mounted one grow for those alone who have it.
+    if (fsType !== "xfs" && !ownCapabilities().includes("CAP_SYS_RESOURCE"))
+      throw new Error("the backend runs without CAP_SYS_RESOURCE");
+    await (fsType === "xfs" ? tool("xfs_growfs", ["-d", at]) : tool("resize2fs", [device]));
+  } catch (thrown) {
+    throw new Error(`${fsType} on ${device} cannot grow: ${toError(thrown).message}`, { cause: thrown });
   }
 }
 

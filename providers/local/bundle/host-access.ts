@@ -29,6 +29,7 @@ export const HOST_CAPABILITIES: readonly Capability[] = [
   "host_pid",
   "host_ipc",
   "volumes.host",
+  "volumes.host_growth",
   "mount_propagation",
 ];
 

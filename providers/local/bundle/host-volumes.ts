@@ -9,6 +9,7 @@ import {
   type MachineSpec,
   type MachineStats,
   type Mount,
+  ProviderError,
   toError,
   type Volume,
 } from "../../../src/provider/kit/index.ts";
@@ -19,7 +20,7 @@ import { isMissing } from "../host/files.ts";
 import { bindDescriptor, mountTmpfs, propagationOf } from "../host/mounts.ts";
 import type { TreeMeter } from "../host/tree-use.ts";
 import { ownTree } from "../host/own-tree.ts";
-import { isDevice, isMounted, mountDevice } from "./device-files.ts";
+import { growDevice, isDevice, isMounted, mountDevice } from "./device-files.ts";
 import { hostPath } from "./host-access.ts";
 import { writeFilesVolume } from "./volume-files.ts";
 import { openInRoot, readFileInRoot } from "./root-path.ts";
@@ -58,6 +59,19 @@ async function prepareHostPath({ dir, spec }: Pick<Home, "dir" | "spec">, volume
       throw new Error(`volume ${name}: ${toError(thrown).message}`, { cause: thrown });
     });
   if (isGiven === true) await giveToGroup(folder, spec);
+}
+
+/**
+ * The file system on the volume's device takes all of it. A folder is as large as it is (kubelet: local, NodeExpand).
+ * @throws ProviderError conflict where the machine has no such volume, and Error of the system
+ */
+export async function growHostVolume({ dir, spec }: Pick<Home, "dir" | "spec">, name: string): Promise<void> {
+  const volume = spec.volumes?.find((each) => each.type === "host" && each.name === name) as HostVolume | undefined;
+  if (volume?.fs_type === undefined)
+    throw new ProviderError("conflict", `the machine has no volume ${name} whose file system may grow`, {
+      field: "host_volumes.name",
+    });
+  if (isDevice(volume.path)) await growDevice(volume.path, join(dir, "volumes", name), volume.fs_type);
 }
 
 /** What is no folder, the container that mounts it is told of. */

@@ -73,6 +73,7 @@ export class MachineChanges {
       if (sandbox !== undefined) await this.#keeper.applyFiles(sandbox, volume);
       this.#requireChangeable();
     }
+    for (const { name } of patch.host_volumes ?? []) await this.#growHostVolume(name);
   }
 
   /** @throws ProviderError conflict when the machine is at its end, unavailable when it is out of sight */
@@ -82,6 +83,14 @@ export class MachineChanges {
       throw new ProviderError("conflict", `machine ${id} is ${record.machine.state}: it cannot be changed any more`);
     if (!this.#context.isReady())
       throw new ProviderError("unavailable", `machine ${id} cannot be reached just now: it cannot be changed yet`);
+  }
+
+  async #growHostVolume(name: string): Promise<void> {
+    const sandbox = this.#context.sandbox();
+    if (sandbox?.growHostVolume === undefined)
+      throw new ProviderError("unavailable", `machine ${this.#context.state.id} has no volume ${name} yet`);
+    await sandbox.growHostVolume(name);
+    this.#requireChangeable();
   }
 
   #changeImage(name: string, image: string): void {

@@ -13,6 +13,7 @@ export const ANSWER_MS = {
   kill: 90_000,
   conclude: 90_000,
   applyFiles: 90_000,
+  growHostVolume: 90_000,
   readVolumeFile: 30_000,
   resize: 90_000,
   stats: 60_000,
@@ -41,7 +42,7 @@ export function unanswered(call: EngineCall): ProviderError {
 
 /** The sandbox with a deadline for each call that has no signal of its caller's. */
 export function limitedSandbox(sandbox: Sandbox, clock: Clock): Sandbox {
-  const { applyFiles, readVolumeFile, resize, resizeMachine, inodes, execToEnd, onHealth } = sandbox;
+  const { applyFiles, growHostVolume, readVolumeFile, resize, resizeMachine, inodes, execToEnd, onHealth } = sandbox;
   return {
     addresses: sandbox.addresses,
     lost: sandbox.lost,
@@ -57,6 +58,9 @@ export function limitedSandbox(sandbox: Sandbox, clock: Clock): Sandbox {
     ...(execToEnd && { execToEnd: execToEnd.bind(sandbox) }),
     ...(inodes && { inodes: (containers) => answered(clock, "inodes", inodes.call(sandbox, containers)) }),
     ...(applyFiles && { applyFiles: (volume) => answered(clock, "applyFiles", applyFiles.call(sandbox, volume)) }),
+    ...(growHostVolume && {
+      growHostVolume: (name) => answered(clock, "growHostVolume", growHostVolume.call(sandbox, name)),
+    }),
     ...(readVolumeFile && {
       readVolumeFile: (...file) => answered(clock, "readVolumeFile", readVolumeFile.apply(sandbox, file)),
     }),

@@ -678,6 +678,7 @@ export interface components {
        *     | `volumes.exclusive` | a volume of a shared class kept for one owner's machines alone |
        *     | `volumes.force_release` | a persistent volume taken from its machines, which are stopped for it |
        *     | `volumes.host` | a path of the backend's host |
+       *     | `volumes.host_growth` | file systems on such devices grown while machines have them |
        *     | `volumes.csi` | volumes that CSI drivers of the backend's host mount for one machine |
        *     | `volumes.csi_persistent` | the same of volumes that outlive machines, which the cluster has attached to the host |
        *     | `volumes.csi_block` | the same as block devices |
@@ -1561,6 +1562,15 @@ export interface components {
         size_bytes: number;
         /** @description The secrets of the driver's call. */
         expand_secrets?: components["schemas"]["CsiAttributes"];
+      }[];
+      /**
+       * @description Volumes of type `host` with `fs_type` whose devices have become larger: the file system grows to all of its device before
+       *     the answer. Of a path that is a folder there is nothing to do. `conflict` when the machine has no such volume. Capability
+       *     `volumes.host_growth`.
+       */
+      host_volumes?: {
+        /** @description Of the specification's `volumes`. */
+        name: components["schemas"]["Name"];
       }[];
     };
     /**
@@ -3133,4 +3143,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: f440ec0b6f1b6c73062562765bf2b7e98f4a9fe31c8faa2772ad913fcbd28692
+// sha256 of openapi.yaml: ff7857d04e5d8a4ed87446d9c3120c60b690a8711b082a028a1e6d64013d1fb7

@@ -87,6 +87,7 @@ export const UNCHECKED: readonly Capability[] = [
   "volumes.csi_block",
   "volumes.csi_growth",
   "volumes.host",
+  "volumes.host_growth",
   "mount_propagation",
   "host_network",
   "host_pid",

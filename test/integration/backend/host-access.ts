@@ -17,9 +17,10 @@ import type { AddressInfo } from "node:net";
 import { hostname, tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterAll, afterEach, beforeEach, describe, expect, test } from "vitest";
+import { ownCapabilities } from "../../../providers/local/bundle/own-capabilities.ts";
 import { run } from "../../../providers/local/host/command.ts";
 import { hasLoopVolumes } from "../../../providers/local/volumes/loop-files.ts";
-import { attachLoop } from "../../../providers/local/volumes/loop-devices.ts";
+import { attachLoop, resizeLoop } from "../../../providers/local/volumes/loop-devices.ts";
 import type { ContainerSpec, MachineSpec, Volume } from "../../../src/provider/machine.ts";
 import { LABEL_NAMESPACE } from "../../../src/provider/owner.ts";
 import type { Bench } from "./suite.ts";
@@ -53,7 +54,15 @@ export function hostAccessTests(bench: Bench): void {
   test("the backend says for whom it is", async () => {
     const { capabilities, reserved } = await bench.provider.getInfo({ signal: bench.signal });
     expect(reserved).toEqual({
-      capabilities: ["host_network", "host_pid", "host_ipc", "volumes.host", "mount_propagation", "privileged"],
+      capabilities: [
+        "host_network",
+        "host_pid",
+        "host_ipc",
+        "volumes.host",
+        "volumes.host_growth",
+        "mount_propagation",
+        "privileged",
+      ],
       namespaces: ["kube-system"],
     });
     expect(capabilities).toEqual(expect.arrayContaining(reserved!.capabilities));
@@ -131,13 +140,15 @@ export function hostAccessTests(bench: Bench): void {
   describe.skipIf(!hasLoopVolumes())("a block device of it, as the file system that is on it", () => {
     let device: Awaited<ReturnType<typeof attachLoop>>;
     let made = 0;
-    const asFiles = (): Volume[] =>
-      hosts(device.path, "Directory").map((each) => ({ ...each, fs_type: "ext4", fs_group: true }) as Volume);
+    const asFiles = (fs_type = "ext4"): Volume[] =>
+      hosts(device.path, "Directory").map((each) => ({ ...each, fs_type, fs_group: true }) as Volume);
     const security = { fs_group: 4321 };
+    const fileOf = () => join(folder, `device-${made}`);
 
     beforeEach(async () => {
       // Machines of the test before may have theirs still.
-      const file = join(folder, `device-${made++}`);
+      made++;
+      const file = fileOf();
       writeFileSync(file, "");
       truncateSync(file, 64 * 1024 ** 2);
       device = await attachLoop(file, { readOnly: false });
@@ -170,6 +181,37 @@ export function hostAccessTests(bench: Bench): void {
       const { stdout } = await run("dumpe2fs", ["-h", device.path]);
       expect(stdout.toString()).toMatch(/^Filesystem state: +clean$/m);
     });
+
+    test.each(["xfs", ...(ownCapabilities().includes("CAP_SYS_RESOURCE") ? ["ext4"] : [])])(
+      "grows to all of it while a machine has it, when that is asked for (%s)",
+      async (fsType) => {
+        const { provider, signal } = bench;
+        // The least that tools make of XFS.
+        truncateSync(fileOf(), 512 * 1024 ** 2);
+        await resizeLoop(device);
+        const script = "stat -f -c '%b %S' /v; while [ ! -e /v/go ]; do sleep 0.1; done; stat -f -c '%b %S' /v";
+        const id = await bench.create({
+          labels,
+          volumes: asFiles(fsType),
+          containers: [bench.shell("a", script, { mounts })],
+        });
+        const sizes = async () => {
+          const lines = await bench.log(id, "a");
+          return lines.map((line) => line.split(" ").map(Number)).map(([blocks = 0, bytes = 0]) => blocks * bytes);
+        };
+        await bench.until(async () => expect(await sizes()).toHaveLength(1));
+        truncateSync(fileOf(), 1024 ** 3);
+        await resizeLoop(device);
+        await provider.updatePod!(id, { host_volumes: [{ name: "v" }] }, { signal });
+        await provider.updatePod!(id, { host_volumes: [{ name: "v" }] }, { signal });
+        await bench.exec(id, "a", ["touch", "/v/go"]);
+        await bench.until(async () => expect(await sizes()).toHaveLength(2));
+        const [before = 0, after = 0] = await sizes();
+        expect(after / before).toBeGreaterThan(1.8);
+        const other = provider.updatePod!(id, { host_volumes: [{ name: "w" }] }, { signal });
+        await expect(other).rejects.toMatchObject({ code: "conflict" });
+      },
+    );
 
     test.each<[string, (path: string) => unknown, string]>([
       ["another file system", (path) => run("mkfs.ext2", ["-q", "-F", path]), "already has ext2"],

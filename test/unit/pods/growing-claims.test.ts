@@ -44,12 +44,15 @@ describe("a claim that grows while a machine has its volume", () => {
   let answer: Error | undefined;
   let events: string[];
   let isOffered: boolean;
+  let hasDisks: boolean;
+  let source: object | undefined;
   let logged: ReturnType<typeof collectingLogger>;
 
   beforeEach(() => {
     [clock, kube, asked, answer, events] = [new VirtualClock(), new FakeKube(), [], undefined, []];
     [status, csi, isOffered] = [PENDING, { driver: "csi.example.com", volumeHandle: "disk-1" }, true];
     [capacity, logged] = ["2Gi", collectingLogger()];
+    [hasDisks, source] = [false, undefined];
     const metadata = { uid: "claim-uid", resourceVersion: "7" };
     kube.intercept = ({ method, path }: Omit<KubeRequest, "signal">) => {
       const claim = { metadata, spec: { volumeName: "pv-1" }, status };
@@ -57,7 +60,7 @@ describe("a claim that grows while a machine has its volume", () => {
       if (path.endsWith("/secrets/expand")) return { data: { key: Buffer.from(SECRET).toString("base64") } };
       return path === CLAIM
         ? claim
-        : { spec: { claimRef: { uid: "claim-uid" }, capacity: { storage: capacity }, csi } };
+        : { spec: { claimRef: { uid: "claim-uid" }, capacity: { storage: capacity }, ...(source ?? { csi }) } };
     };
     growing = new GrowingClaims({
       ...{ kube, clock, nodeName: "burst-0", random: () => 0.5, logger: logged },
@@ -67,7 +70,7 @@ describe("a claim that grows while a machine has its volume", () => {
           return answer === undefined ? Promise.resolve({} as Machine) : Promise.reject(answer);
         },
       },
-      isOffered: () => isOffered,
+      offers: (capability) => capability === (hasDisks ? "volumes.host_growth" : "volumes.csi_growth") && isOffered,
       event: (_pod, { type, reason, message }) => events.push(`${type} ${reason}: ${message}`),
     });
     const end = new AbortController();
@@ -260,6 +263,65 @@ describe("a claim that grows while a machine has its volume", () => {
         },
       },
     ]);
+  });
+
+  describe("of a disk of the host", () => {
+    const machine = { id: "m1", state: "running" } as const;
+    const reads = () => kube.requests.filter(({ method }) => method === "GET").length;
+
+    beforeEach(() => {
+      [hasDisks, source] = [true, { local: { path: "/dev/vdb" } }];
+    });
+
+    test("has its file system grow, and is said to have grown at once", async () => {
+      await look(machine);
+      expect(asked).toEqual([{ id: "m1", patch: { host_volumes: [{ name: "data" }] } }]);
+      expect(patches()).toEqual([
+        expect.objectContaining({ status: { allocatedResourceStatuses: { storage: "NodeResizeInProgress" } } }),
+        {
+          metadata: { uid: "claim-uid", resourceVersion: "8" },
+          status: { capacity: { storage: "2Gi" }, allocatedResourceStatuses: { storage: null }, conditions: null },
+        },
+      ]);
+      expect(events).toEqual([expect.stringContaining("FileSystemResizeSuccessful")]);
+    });
+
+    test("that could not grow says why, and is asked for again", async () => {
+      answer = new ProviderError("unavailable", "ext4 on /dev/vdb cannot grow: busy");
+      await look(machine);
+      expect(events).toEqual(["Warning VolumeResizeFailed: ext4 on /dev/vdb cannot grow: busy"]);
+      expect(JSON.stringify(patches())).not.toContain("2Gi");
+      answer = undefined;
+      await clock.advance(MINUTE_MS);
+      expect([asked.length, events.at(-1)?.split(":")[0]]).toEqual([2, "Normal FileSystemResizeSuccessful"]);
+    });
+
+    test("is looked for again as long as the machine runs", async () => {
+      status = { capacity: { storage: "1Gi" } };
+      await look(machine);
+      expect(asked).toEqual([]);
+      status = PENDING;
+      await clock.advance(MINUTE_MS);
+      expect(asked).toHaveLength(1);
+    });
+
+    test("that another has claimed since is left alone", async () => {
+      source = { ...source, claimRef: { uid: "another" } };
+      await look(machine);
+      expect([asked, patches()]).toEqual([[], []]);
+    });
+
+    test.each([
+      ["vmlet's own volume", { csi: { driver: "volumes.vmlet.dev", volumeHandle: "v1" } }],
+      ["a server's", { nfs: { server: "192.0.2.1", path: "/" } }],
+    ])("is not taken for %s, whose claim is read no more", async (_what, other) => {
+      source = other;
+      await look(machine);
+      const read = reads();
+      growing.look(pod, machine);
+      await clock.advance(10 * MINUTE_MS);
+      expect([asked, patches(), reads()]).toEqual([[], [], read]);
+    });
   });
 
   test("is looked for again as long as the machine runs", async () => {

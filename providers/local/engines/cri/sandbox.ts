@@ -27,6 +27,7 @@ import { etcMounts, makeEtc, readMessage, removeMessage, writeHosts } from "../.
 import { kernelHostname } from "../../bundle/host-files.ts";
 import {
   applyFiles,
+  growHostVolume,
   makeVolumes,
   readVolumeFile,
   volumeDevices,
@@ -496,6 +497,10 @@ class CriSandbox implements Sandbox {
 
   async applyFiles(volume: Extract<Volume, { type: "files" }>): Promise<void> {
     applyFiles(this.#home, volume);
+  }
+
+  async growHostVolume(name: string): Promise<void> {
+    await growHostVolume(this.#home, name);
   }
 
   async resize(container: ContainerRef, resources: ContainerResources): Promise<void> {

@@ -45,7 +45,14 @@ import {
   type SandboxStats,
   type ShimExit,
 } from "../../engine.ts";
-import { applyFiles, makeVolumes, readVolumeFile, volumeInodes, volumeStats } from "../../bundle/host-volumes.ts";
+import {
+  applyFiles,
+  growHostVolume,
+  makeVolumes,
+  readVolumeFile,
+  volumeInodes,
+  volumeStats,
+} from "../../bundle/host-volumes.ts";
 import { dialHost, dialTcp } from "../../host/dial.ts";
 import { machineHash } from "../../host/machine-hash.ts";
 import { readFileIfExists, writeFileAtomic } from "../../host/files.ts";
@@ -443,6 +450,10 @@ export class OciSandbox implements Sandbox {
 
   async applyFiles(volume: Extract<Volume, { type: "files" }>): Promise<void> {
     applyFiles(this.#home, volume);
+  }
+
+  async growHostVolume(name: string): Promise<void> {
+    await growHostVolume(this.#home, name);
   }
 
   async resize(container: ContainerRef, resources: ContainerResources): Promise<void> {
