@@ -95,6 +95,13 @@ export class GuestServices implements ServicesProvider {
     if (this.#isOwn(labels) && !hasIt) await this.#bring(guest, labels, signal);
   }
 
+  /** A VM that waits for a machine: that will not have to wait for this. */
+  async warm(guest: Provider, { signal }: CallOptions): Promise<void> {
+    const { revision } = this.#table;
+    if (revision !== undefined && this.#told.get(guest)?.revision !== revision)
+      await this.#bring(guest, this.#labels, signal);
+  }
+
   /** Whether what was told is of machines with these labels. */
   #isOwn(labels: Labels): boolean {
     return this.#table.revision !== undefined && isSubset(this.#labels, labels);

@@ -128,6 +128,9 @@ export class MachineWork {
     if (!vm.isSeen) throw unknown(record, new Error("the host of its VM is out of sight"));
     if (vm.state === "stopped" || vm.state === "deleting") return await this.#fallen(record, vm, options);
     const guest = this.#options.guests.of(vm);
+    // One connection has both: for this alone another would be dialled, while that is told.
+    if (record.phase === "told" && spec !== undefined)
+      await this.#options.services?.before(guest, spec.labels, options);
     let machine: Machine;
     try {
       machine = await guest.getPod(record.id, options);

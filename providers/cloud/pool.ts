@@ -14,6 +14,7 @@ import {
 } from "../../src/provider/kit/index.ts";
 import { type CloudCalls, sensible } from "./cloud-calls.ts";
 import type { Entry, InstanceType, VmRequest } from "./cloud.ts";
+import type { GuestServices } from "./guest-services.ts";
 import type { Guests } from "./guests.ts";
 import type { Quarantine } from "./instance-types.ts";
 import { BIRTH_LABEL, newVmName, POOL_LABEL, SCOPE_LABEL } from "./labels.ts";
@@ -24,6 +25,8 @@ import { quietly } from "./rounds.ts";
 interface PoolOptions {
   readonly cloud: CloudCalls;
   readonly guests: Guests;
+  /** Absent: machines reach Services as the cloud's network does. */
+  readonly services: GuestServices | undefined;
   readonly types: (options: CallOptions) => Promise<readonly InstanceType[]>;
   /** What VMs are made of today. */
   readonly version: (options: CallOptions) => Promise<string>;
@@ -204,6 +207,8 @@ export class Pool {
     this.#sights.set(record.name, since);
     this.#sights.set(`${record.name} answers`, answered);
     if (now - since > maxAgeMs || now - answered > bootMs) return false;
+    // No other VM of the pool waits for this one's guest.
+    if (isReady) void this.#options.services?.warm(this.#options.guests.of(vm), options);
     await this.#note(record, isReady, before, options);
     return true;
   }

@@ -172,7 +172,10 @@ export class CloudProvider implements Provider {
     const ordering = { ...common, types, quarantine, scope, random };
     const version = async (call: CallOptions) => (await cloud.version?.(call)) ?? "";
     const maxAgeMs = options.poolMaxAgeMs ?? 360 * MINUTE_MS;
-    this.#pool = new Pool({ ...ordering, version, owner: () => this.#owner, maxAgeMs });
+    if (this.#capabilities.includes("services"))
+      this.services = new GuestServices({ ...common, signal: this.#stop.signal });
+    const { services } = this;
+    this.#pool = new Pool({ ...ordering, services, version, owner: () => this.#owner, maxAgeMs });
     const offer = cloud.volumes === undefined ? NO_VOLUMES : offerOf(cloud.volumes);
     const entries = new VolumeEntries({
       cloud: this.#cloud,
@@ -181,9 +184,7 @@ export class CloudProvider implements Provider {
     });
     const volumes = new MachineVolumes({ ...ordering, offer, entries });
     const orders = new VmOrders({ ...ordering, pool: this.#pool, volumes, volumeZone: offer.zone });
-    if (this.#capabilities.includes("services"))
-      this.services = new GuestServices({ ...common, signal: this.#stop.signal });
-    this.#work = new MachineWork({ ...common, orders, pool: this.#pool, volumes, services: this.services });
+    this.#work = new MachineWork({ ...common, orders, pool: this.#pool, volumes, services });
     this.#ears = new GuestEars({ onChange: (id) => this.#lookQuietly(id), clock, signal: this.#stop.signal });
     this.#collector = new Collector({
       cloud: this.#cloud,

@@ -73,6 +73,18 @@ describe("guests are told where the cluster's Services lead", () => {
     expect(guest.calls).toHaveLength(1);
   });
 
+  test("while their VM waits for a machine, and then it has none to wait for", async () => {
+    const guest = new Guest();
+    const warm = () => services.warm(guest.provider, { signal: done.signal });
+    await warm();
+    expect(guest.calls).toEqual([]);
+    await tell("10.0.0.1");
+    await Promise.all([warm(), warm()]);
+    await warm();
+    await services.before(guest.provider, { ...LABELS, pod: "p" }, { signal: done.signal });
+    expect([guest.addresses, guest.calls.length]).toEqual([["10.0.0.1"], 1]);
+  });
+
   test("and of what changes afterwards, by that alone", async () => {
     const guest = new Guest();
     await tell("10.0.0.1");

@@ -1,5 +1,6 @@
-import { afterEach, describe, expect, test } from "vitest";
+import { afterEach, describe, expect, test, vi } from "vitest";
 import type { InstanceType } from "../../../providers/cloud/cloud.ts";
+import type { CloudProviderOptions } from "../../../providers/cloud/provider.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
 import { ownerLabels } from "../../../src/provider/owner.ts";
 import { machineSpec, script } from "../../support/builders.ts";
@@ -16,9 +17,9 @@ const warm = (count: number): InstanceType[] => [{ ...SMALL, warm: count }, LARG
 afterEach(() => CloudAgents.closeAll());
 
 /** One agent whose pool has been filled. */
-async function filled(count: number, options: CloudStateOptions = {}) {
+async function filled(count: number, options: CloudStateOptions = {}, more: Partial<CloudProviderOptions> = {}) {
   const setup = new CloudAgents(options);
-  const agent = setup.agent({ types: warm(count) });
+  const agent = setup.agent({ types: warm(count), ...more });
   await agent.getPods({ signal, labels: {} });
   await setup.pass(16_000);
   expect(setup.vmNames).toHaveLength(count);
@@ -38,6 +39,17 @@ describe("a machine", () => {
     await setup.pass(16_000);
     expect(setup.vmNames).toHaveLength(2);
     expect(phases(setup.cloud)).toEqual(["claimed", "warm"]);
+  });
+
+  test("gets a VM whose guest knows the cluster's Services already", async () => {
+    const { setup, agent } = await filled(1, {}, { capabilities: ["services"] });
+    const put = vi.spyOn([...setup.guests.values()][0]!.services, "put");
+    const port = { address: "10.0.0.1", port: 80, protocol: "TCP" as const, endpoints: [] };
+    await agent.services!.put({ labels: { node: "n" }, revision: "1", services: [port] }, { signal });
+    await setup.pass(6000);
+    expect(put).toHaveBeenCalledOnce();
+    await agent.createPod("m", spec(), { signal });
+    expect(put).toHaveBeenCalledOnce();
   });
 
   test("gets a VM that waits from the moment that its entry says so", async () => {
