@@ -46,11 +46,14 @@ const PULL_ERRORS: readonly string[] = ["ErrImagePull", "RegistryUnavailable", "
 
 /** What is obtained before anything is begun. */
 type Parts = Pick<ContainerLaunch, "image" | "imageVolumes" | "devices">;
+type Images = Omit<Parts, "devices">;
 
 export class ContainerStarter {
   readonly #context: MachineContext;
   readonly #instances: Instances;
   readonly #starting = new Set<string>();
+  /** Obtained while there is no sandbox yet. Of this version of the container alone. */
+  #early: { spec: ContainerSpec; images: Promise<Images> } | undefined;
   /** Aborts what is being prepared for containers that are not wanted any more. */
   #wanted = new AbortController();
 
@@ -70,6 +73,20 @@ export class ContainerStarter {
     this.#context.work.background(this.#start(this.#context.state.findSpec(name), backoff));
   }
 
+  /**
+   * The sandbox is being made: the images of the container that comes first are obtained meanwhile. A failure is its
+   * start's.
+   */
+  prepare(): void {
+    const { state } = this.#context;
+    const { init_containers: [first] = [], containers } = state.spec;
+    const spec = first ?? containers[0];
+    if (spec === undefined || this.#early?.spec === spec) return;
+    const images = this.#obtainImages(spec, state.container(spec.name));
+    this.#early = { spec, images };
+    images.catch(() => undefined);
+  }
+
   /** Goes on with an instance that a former backend has begun. */
   resume(instance: ContainerInstance): void {
     this.#starting.add(instance.spec.name);
@@ -79,6 +96,7 @@ export class ContainerStarter {
   /** Gives up what is being prepared: the machine ends, or all containers begin again. */
   abandon(reason: string): void {
     this.#wanted.abort(new Error(reason));
+    this.#early = undefined;
   }
 
   /** The sandbox that they were being started in is given up: no start is waited for. */
@@ -111,7 +129,9 @@ export class ContainerStarter {
     try {
       await trace.step("container.start", about, async () => {
         if (container.own.kind === "main") state.initPassed();
-        const images = await this.#obtainImages(spec, container);
+        const early = this.#early;
+        if (early?.spec === spec) this.#early = undefined;
+        const images = await (early?.spec === spec ? early.images : this.#obtainImages(spec, container));
         const parts = { ...images, devices: await this.#prepareDevices(spec) };
         await starts.run(tenant, async () => {
           await this.#context.haveVolumes();
@@ -323,7 +343,7 @@ export class ContainerStarter {
     }
   }
 
-  async #obtainImages(spec: ContainerSpec, container: ContainerStatus): Promise<Omit<Parts, "devices">> {
+  async #obtainImages(spec: ContainerSpec, container: ContainerStatus): Promise<Images> {
     const { engine, state, clock, tenant, work, trace } = this.#context;
     const { images } = engine;
     if (images === undefined) return { image: undefined, imageVolumes: {} };

@@ -29,6 +29,8 @@ const GIVE_UP_MS = 10_000;
 const STORAGE_CHECK_MS = 10_000;
 
 interface SandboxEvents {
+  /** It is being made from here on. */
+  onOpening(): void;
   /** It is gone, and the containers in it. @throws when how they ended cannot be known yet: it is to be told again */
   onLost(loss: SandboxLoss): void;
   /** The system in it answers no more, or again. */
@@ -97,6 +99,7 @@ export class SandboxKeeper {
       const open = async () => {
         opening.signal.throwIfAborted();
         state.beginOpening();
+        this.#events.onOpening();
         cancel = clock.after(ANSWER_MS.open, () => opening.abort(unanswered("open")));
         await trace.step("sandbox.open", {}, () => work.inEngine(this.#open(opening.signal)));
       };

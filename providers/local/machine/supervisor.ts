@@ -128,6 +128,7 @@ export class Supervisor implements MachineHome {
     };
     this.#instances = new Instances(shared);
     this.#keeper = new SandboxKeeper(shared, () => this.#instances.refs(), {
+      onOpening: () => this.#starter.prepare(),
       onLost: (loss) => this.#sandboxLost(loss),
       onHealth: (health) => this.#state.showHealth(health),
       onInvalid: ({ message }) => this.#fail(0, { force: true, reason: "InvalidSpec", message }),

@@ -1,4 +1,4 @@
-import { expect, test } from "vitest";
+import { describe, expect, test } from "vitest";
 import { ContainerError, type ImageStore, type PreparedImage } from "../../../providers/local/engine.ts";
 import { pullPolicy } from "../../../providers/local/machine/image-pull.ts";
 import { main, World } from "./world.ts";
@@ -29,6 +29,8 @@ class Images implements ImageStore {
 
   /** Images that were asked for. */
   readonly pulled: string[] = [];
+  /** Pulls that were given up. */
+  given = 0;
   /** Ends a pull that hangs, as one that has succeeded. */
   arrive = () => {};
 
@@ -39,7 +41,10 @@ class Images implements ImageStore {
     if (this.hangs)
       return new Promise<typeof image & { sizeBytes: number }>((resolve, reject) => {
         this.arrive = () => resolve({ ...image, sizeBytes: 42 });
-        options.signal.addEventListener("abort", () => reject(new Error("aborted")));
+        options.signal.addEventListener("abort", () => {
+          this.given++;
+          reject(new Error("aborted"));
+        });
       });
     return this.failure === undefined ? Promise.resolve({ ...image, sizeBytes: 42 }) : Promise.reject(this.failure);
   }
@@ -72,6 +77,62 @@ test("a pulled image is told, shown in the status, and its stop signal is used",
   ]);
   await world.stop(30);
   expect(world.instance("a").signals[0]!.signal).toBe("SIGQUIT");
+});
+
+describe("while the sandbox is made", () => {
+  async function opening(setUp: (images: Images) => void = () => {}, spec: object = {}) {
+    const [images, open] = [new Images(), Promise.withResolvers<void>()];
+    setUp(images);
+    const world = await World.create((fresh) => {
+      fresh.images = images;
+      fresh.opening = open.promise;
+    });
+    await world.create({ containers: [main("a", { image: "a:1" }), main("b", { image: "b:1" })], ...spec });
+    const opened = async () => {
+      open.resolve();
+      await world.advance(0);
+    };
+    return { world, images, opened };
+  }
+
+  test("the image of the container that comes first is pulled, once", async () => {
+    const { world, images, opened } = await opening();
+    expect([images.pulled, (await world.machine()).state]).toEqual([["a:1"], "creating"]);
+    await opened();
+    expect([images.pulled, (await world.machine()).state]).toEqual([["a:1", "b:1"], "running"]);
+  });
+
+  test("that is the first init container's, where there is one", async () => {
+    const { images, opened } = await opening(() => {}, { init_containers: [main("i", { image: "i:1" })] });
+    expect(images.pulled).toEqual(["i:1"]);
+    await opened();
+  });
+
+  test("it is pulled once, however often the sandbox cannot be made", async () => {
+    const { world, images, opened } = await opening();
+    world.openErrors = [new Error("no address"), new Error("no address")];
+    await opened();
+    await world.advance(120_000);
+    expect([images.pulled, (await world.machine()).state]).toEqual([["a:1", "b:1"], "running"]);
+  });
+
+  test("a pull that fails is the container's failure when it would start, and counts once", async () => {
+    const { world, images, opened } = await opening((store) => (store.failure = new Error("no route")));
+    expect(await world.container("a")).toMatchObject({ reason: "ContainerCreating" });
+    await opened();
+    expect([images.pulled, await world.container("a")]).toMatchObject([["a:1", "b:1"], { reason: "ErrImagePull" }]);
+    images.failure = undefined;
+    await world.advance(11_000);
+    expect([images.pulled, (await world.container("a")).state]).toEqual([["a:1", "b:1", "a:1", "b:1"], "running"]);
+  });
+
+  test("a pull is given up with the machine", async () => {
+    const { world, images, opened } = await opening((store) => (store.hangs = true));
+    await world.stop(0);
+    await opened();
+    expect([(await world.machine()).state, images.pulls]).toEqual(["stopped", 1]);
+    expect(images.given).toBe(1);
+  });
 });
 
 test("the machine's registry credentials are passed to the pull", async () => {
