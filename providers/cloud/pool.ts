@@ -13,7 +13,7 @@ import {
   type Random,
 } from "../../src/provider/kit/index.ts";
 import { type CloudCalls, sensible } from "./cloud-calls.ts";
-import type { Entry, InstanceType, VmRequest } from "./cloud.ts";
+import type { Entry, InstanceType, Vm, VmRequest } from "./cloud.ts";
 import type { GuestServices } from "./guest-services.ts";
 import type { Guests } from "./guests.ts";
 import type { Quarantine } from "./instance-types.ts";
@@ -207,10 +207,15 @@ export class Pool {
     this.#sights.set(record.name, since);
     this.#sights.set(`${record.name} answers`, answered);
     if (now - since > maxAgeMs || now - answered > bootMs) return false;
-    // No other VM of the pool waits for this one's guest.
-    if (isReady) void this.#options.services?.warm(this.#options.guests.of(vm), options);
+    if (isReady) await this.#tellServices(vm, record, options);
     await this.#note(record, isReady, before, options);
     return true;
+  }
+
+  /** Its first machine finds them there; later ones that have come since keep no other VM of the pool waiting. */
+  async #tellServices(vm: Vm, { phase }: PoolRecord, options: CallOptions): Promise<void> {
+    const told = this.#options.services?.warm(this.#options.guests.of(vm), options);
+    if (phase === "warming") await told;
   }
 
   /** Offers it to machines or not, and writes what has changed, or that its owner lives. */
