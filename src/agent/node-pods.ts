@@ -227,6 +227,7 @@ function nodeFacts({ node, clusterId }: NodeAgentOptions, own: OwnNode): NodeFac
     nodeName: node.name,
     hostIPs: oneOfEachFamily(node.addresses),
     allocatable: own.allocatable,
+    othersResources: own.othersResources,
     dns: {
       ...node.dns,
       // Read for each pod, as a kubelet does, but only where a pod's DNS is made.

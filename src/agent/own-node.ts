@@ -1,14 +1,21 @@
 /** The Node of this agent as the API server has it. */
 import type { Store } from "../kube/store.ts";
 import type { Node } from "../kube/wire.ts";
+import { othersResources } from "../node/node-status.ts";
 import { parseResourceList, type ResourceList } from "../resources/pod-resources.ts";
+
+interface Parsed {
+  node: Node | undefined;
+  allocatable: ResourceList;
+  others: ReadonlySet<string>;
+}
 
 export class OwnNode {
   readonly #name: string;
   #store: Store<Node> | undefined;
   #refresh: () => void = () => undefined;
   /** Parsed once for each copy of the Node: every pod asks for it several times. */
-  #parsed: { node: Node | undefined; allocatable: ResourceList } = { node: undefined, allocatable: new Map() };
+  #parsed: Parsed = { node: undefined, allocatable: new Map(), others: new Set() };
 
   constructor(name: string) {
     this.#name = name;
@@ -36,8 +43,22 @@ export class OwnNode {
   }
 
   get allocatable(): ResourceList {
+    return this.#newest().allocatable;
+  }
+
+  /** Extended resources that are counted by the Node alone. */
+  get othersResources(): ReadonlySet<string> {
+    return this.#newest().others;
+  }
+
+  #newest(): Parsed {
     const node = this.current;
-    if (this.#parsed.node !== node) this.#parsed = { node, allocatable: parseResourceList(node?.status?.allocatable) };
-    return this.#parsed.allocatable;
+    if (this.#parsed.node !== node)
+      this.#parsed = {
+        node,
+        allocatable: parseResourceList(node?.status?.allocatable),
+        others: node === undefined ? new Set() : othersResources(node),
+      };
+    return this.#parsed;
   }
 }

@@ -343,6 +343,16 @@ function namesIn(node: Node | undefined, annotation: string): string[] {
   return node?.metadata?.annotations?.[annotation]?.split(",").filter((name) => name !== "") ?? [];
 }
 
+/**
+ * Extended resources that somebody else has written into the Node's status, so that they are counted: no backend has
+ * them, and none is asked for them (kubelet: kubelet_node_status.go, updateDefaultResources).
+ */
+export function othersResources(node: Node): ReadonlySet<string> {
+  const owned = new Set(namesIn(node, OWNED_RESOURCES_ANNOTATION));
+  const there = Object.entries(node.status?.allocatable ?? {}).filter(([, amount]) => amount !== "0");
+  return new Set(extendedNames(Object.fromEntries(there)).filter((name) => !owned.has(name)));
+}
+
 /** Names with a domain, as Kubernetes tells extended resources from its own. */
 export function extendedNames(resourceMap: ResourceMap): string[] {
   return Object.keys(resourceMap)

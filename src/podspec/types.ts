@@ -8,6 +8,7 @@ import type { VolumeClaim } from "../provider/volume.ts";
 import type { ConfigMap, Pod, Secret, Service } from "../kube/wire.ts";
 import type { ResourceList } from "../resources/pod-resources.ts";
 import type { InstanceTypeRule } from "./admission/instance-types.ts";
+import type { NfsVolume } from "./nfs-volume.ts";
 
 /** A read of something named: there, said to be absent by the API server, or not known (anything else). */
 export type Lookup<T> = { kind: "found"; object: T } | { kind: "absent" } | { kind: "unknown"; message: string };
@@ -22,7 +23,7 @@ type HostVolume = Extract<Volume, { type: "host" }>;
 export type DiskLookup =
   | {
       kind: "found";
-      disk: Omit<VolumeClaim, "name"> | Omit<CsiVolume, "name"> | Omit<HostVolume, "name">;
+      disk: Omit<VolumeClaim, "name"> | Omit<CsiVolume, "name"> | Omit<HostVolume, "name"> | NfsVolume;
       /** What its driver is told in secret. */
       secrets?: readonly string[] | undefined;
       /** As of a CsiLookup. */
@@ -90,6 +91,8 @@ export interface NodeFacts {
   /** InternalIPs of the node, the first is `status.hostIP`. */
   hostIPs: readonly string[];
   allocatable: ResourceList;
+  /** Extended resources that the Node has of somebody else's hand: no backend is asked for them. */
+  othersResources?: ReadonlySet<string> | undefined;
   dns: DnsSettings;
   /** Whether hostPath may mean "a path in the pod's own machine". */
   allowHostPath: boolean;

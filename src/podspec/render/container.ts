@@ -86,7 +86,7 @@ function renderValidContainer(context: RenderContext, container: AnyContainer, b
       tty: ifTrue(container.tty),
       stdin: ifTrue(container.stdin),
       stdin_once: ifTrue(container.stdinOnce),
-      resources: containerResources(container.resources),
+      resources: containerResources(container.resources, context.node.othersResources),
       mounts: nonEmpty(mounts.value),
       devices: nonEmpty(devices.value),
       claims: nonEmpty(container.resources?.claims?.filter(({ name }) => isHad(context, name)).map(renderClaim)),

@@ -119,7 +119,7 @@ function machineSpec(
       ephemeral_containers: nonEmpty(ephemeral),
       volumes: nonEmpty(volumes),
       resource_claims: nonEmpty(claims),
-      resources: podSpec && machineResources(podSpec),
+      resources: podSpec && machineResources(podSpec, node.othersResources),
       priority: podSpec?.priority || undefined,
       runtime_handler: runtimeHandler,
       instance_type: ifCapable("instance_types", () => pod.metadata?.annotations?.[ANNOTATION_INSTANCE_TYPE]),

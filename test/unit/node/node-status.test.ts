@@ -9,6 +9,7 @@ import {
   nodeAnnotations,
   nodeLabels,
   nodeStatus,
+  othersResources,
   statusPatch,
   type NodeObservation,
 } from "../../../src/node/node-status.ts";
@@ -238,6 +239,12 @@ describe("capacity", () => {
     expect(node.status?.capacity).toEqual({ cpu: "0", memory: "0", pods: "0", "ephemeral-storage": "0" });
     expect(condition(node.status, "Ready")).toMatchObject({ status: "False", reason: "KubeletNotReady" });
   });
+});
+
+test("extended resources that somebody else has written are told from the agent's own, and from those that are no more", () => {
+  const allocatable = { cpu: "8", "v.example/gpu": "2", "example.com/slots": "5", "example.com/gone": "0" };
+  const metadata = { annotations: { "vmlet.dev/extended-resources": "v.example/gpu" } };
+  expect([...othersResources({ metadata, status: { allocatable } } as Node)]).toEqual(["example.com/slots"]);
 });
 
 describe("conditions", () => {
