@@ -128,9 +128,7 @@ export class MachineWork {
     if (!vm.isSeen) throw unknown(record, new Error("the host of its VM is out of sight"));
     if (vm.state === "stopped" || vm.state === "deleting") return await this.#fallen(record, vm, options);
     const guest = this.#options.guests.of(vm);
-    // One connection has both: for this alone another would be dialled, while that is told.
-    if (record.phase === "told" && spec !== undefined)
-      await this.#options.services?.before(guest, spec.labels, options);
+    if (record.phase === "told") await this.#tellServices(guest, spec, options);
     let machine: Machine;
     try {
       machine = await guest.getPod(record.id, options);
@@ -149,6 +147,11 @@ export class MachineWork {
     if (machine.state === "deleted") return await this.#bury(record, machine.containers, options);
     await volumes.letGo(record, machine, vm, options);
     return { machine: this.#views.told(record, vm, machine), record, guest };
+  }
+
+  /** One connection has this and what is asked then: for that alone another would be dialled. */
+  async #tellServices(guest: Provider, spec: MachineSpec | undefined, options: CallOptions): Promise<void> {
+    if (spec !== undefined) await this.#options.services?.before(guest, spec.labels, options);
   }
 
   /** What one guest has had, none is told of again. That fails at worst: the next look writes it. */

@@ -174,8 +174,7 @@ export class CloudProvider implements Provider {
     const maxAgeMs = options.poolMaxAgeMs ?? 360 * MINUTE_MS;
     if (this.#capabilities.includes("services"))
       this.services = new GuestServices({ ...common, signal: this.#stop.signal });
-    const { services } = this;
-    this.#pool = new Pool({ ...ordering, services, version, owner: () => this.#owner, maxAgeMs });
+    this.#pool = new Pool({ ...ordering, services: this.services, version, owner: () => this.#owner, maxAgeMs });
     const offer = cloud.volumes === undefined ? NO_VOLUMES : offerOf(cloud.volumes);
     const entries = new VolumeEntries({
       cloud: this.#cloud,
@@ -184,7 +183,7 @@ export class CloudProvider implements Provider {
     });
     const volumes = new MachineVolumes({ ...ordering, offer, entries });
     const orders = new VmOrders({ ...ordering, pool: this.#pool, volumes, volumeZone: offer.zone });
-    this.#work = new MachineWork({ ...common, orders, pool: this.#pool, volumes, services });
+    this.#work = new MachineWork({ ...common, orders, pool: this.#pool, volumes, services: this.services });
     this.#ears = new GuestEars({ onChange: (id) => this.#lookQuietly(id), clock, signal: this.#stop.signal });
     this.#collector = new Collector({
       cloud: this.#cloud,

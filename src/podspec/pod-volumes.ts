@@ -16,6 +16,7 @@ export const SUPPORTED_VOLUME_KINDS = [
   "emptyDir",
   "image",
   "hostPath",
+  "nfs",
   "persistentVolumeClaim",
   "ephemeral",
   "csi",

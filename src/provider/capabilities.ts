@@ -36,6 +36,7 @@ export const CAPABILITIES = {
   "volumes.clone": "a persistent volume that begins as a copy of another",
   "volumes.exclusive": "a volume of a shared class kept for one owner's machines alone",
   "volumes.force_release": "a persistent volume taken from its machines, which are stopped for it",
+  "volumes.nfs": "a folder of an NFS server",
   "volumes.host": "a path of the backend's host",
   "volumes.host_growth": "file systems on such devices grown while machines have them",
   "volumes.csi": "volumes that CSI drivers of the backend's host mount for one machine",

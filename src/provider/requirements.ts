@@ -138,6 +138,9 @@ function volumeNeeds(volume: Volume, field: string, need: Need): void {
       else need("volumes.csi_persistent", `${field}.persistent`);
       if (volume.persistent?.mode === "block") need("volumes.csi_block", `${field}.persistent.mode`);
       return;
+    case "nfs":
+      need("volumes.nfs", field);
+      return;
     case "host":
       need("volumes.host", field);
   }

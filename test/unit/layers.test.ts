@@ -64,9 +64,17 @@ const LAYERS: Record<string, readonly string[]> = {
 /** The rooms of podspec: who decides does not render, who reads does neither. */
 const OF_PODS = ["types.ts", "budget.ts", "pod-volumes.ts"];
 const PODSPEC: Record<string, readonly string[]> = {
-  references: [...OF_PODS, "image-name.ts"],
+  references: [...OF_PODS, "image-name.ts", "nfs-volume.ts"],
   admission: [...OF_PODS, "security-context.ts"],
-  render: [...OF_PODS, "security-context.ts", "machine-id.ts", "image-name.ts", "references", "admission"],
+  render: [
+    ...OF_PODS,
+    "security-context.ts",
+    "machine-id.ts",
+    "image-name.ts",
+    "nfs-volume.ts",
+    "references",
+    "admission",
+  ],
 };
 
 /** The rooms of the reference backend. `machine` is the supervisor's: it sees engines only by `engine.ts`. */

@@ -60,4 +60,5 @@ export const VM_CAPABILITIES: readonly Capability[] = [
   "user_namespace",
   "share_process_namespace",
   "volumes.host_path",
+  "volumes.nfs",
 ];

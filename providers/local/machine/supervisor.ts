@@ -114,8 +114,7 @@ export class Supervisor implements MachineHome {
     this.#trace = new MachineTrace({ tracing: context.tracing, clock, id, labels: spec.labels });
     const shared: MachineContext = {
       ...context,
-      ...{ devices: context.devices, claims: context.claims, csi: context.csi },
-      logger,
+      ...{ devices: context.devices, claims: context.claims, csi: context.csi, logger },
       tenant: tenantOf(spec.labels),
       home: this,
       state: this.#state,

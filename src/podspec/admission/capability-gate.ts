@@ -215,6 +215,7 @@ export const GATED_FEATURES: readonly GatedFeature[] = [
     find: (pod) => containerFields(pod, ["volumeDevices"]),
   },
   { capability: "volumes.csi", field: "spec.volumes.csi", find: (pod) => findVolumes(pod, "csi") },
+  { capability: "volumes.nfs", field: "spec.volumes.nfs", find: (pod) => findVolumes(pod, "nfs") },
   {
     capability: "volumes.host",
     field: "spec.volumes.hostPath",

@@ -1,7 +1,7 @@
 /**
  * The persistent volumes of a pod: from its claims to what its machine is told, once a kubelet would mount them. They
- * are vmlet's own (of the Machine API), of CSI drivers of others whose node plugins run on the backend's host, or paths
- * of that host (local, hostPath), for pods that may have those.
+ * are vmlet's own (of the Machine API), of CSI drivers of others whose node plugins run on the backend's host, folders
+ * of NFS servers, or paths of that host (local, hostPath), for pods that may have those.
  * Claims, volumes and attachments are read by name alone, when a pod is to be made, and never listed or watched: the
  * Node authorizer allows no more, and a node's pods cost nothing once they run.
  *
@@ -26,6 +26,7 @@ import { toError } from "../../util/errors.ts";
 import type { Random } from "../../util/random.ts";
 import { failure, type Result, success } from "../../util/result.ts";
 import { OverBudgetError, POD_LIMITS } from "../budget.ts";
+import { nfsVolume } from "../nfs-volume.ts";
 import { isClaimVolume, type PodVolume, usedVolumes } from "../pod-volumes.ts";
 import type { DiskLookup } from "../types.ts";
 import { type BoundVolume, CsiDisks } from "./csi-disks.ts";
@@ -77,7 +78,7 @@ const AT_ONCE = 8;
 
 type DiskCapability = Extract<
   Capability,
-  "volumes.persistent" | "volumes.csi_persistent" | "volumes.csi_block" | "volumes.host"
+  "volumes.persistent" | "volumes.csi_persistent" | "volumes.csi_block" | "volumes.host" | "volumes.nfs"
 >;
 type Found = Extract<DiskLookup, { kind: "found" }>;
 
@@ -261,6 +262,7 @@ export class PodDisks {
       modeProblem(pod, volume.name, spec?.volumeMode ?? "Filesystem");
     if (problem !== undefined) return failure(problem);
     if (spec?.csi) return await this.#attachable(pod, { name, spec, csi: spec.csi, claim, volume }, signal);
+    if (spec?.nfs) return success(serversDisk(name, spec, claim, volume));
     return this.#pathOfHost(name, spec!, claim, volume);
   }
 
@@ -285,6 +287,7 @@ export class PodDisks {
   /** Why no pod of the kind of this one has such a volume on this node. */
   #notHere(pod: Pod, name: string, spec: VolumeSpec): string | undefined {
     const { csi } = spec ?? {};
+    if (spec?.nfs) return this.#offers("volumes.nfs", pod) ? undefined : `PV ${name} ${NOT_OF_SERVERS}`;
     if (pathOnHost(spec) !== undefined)
       return this.#offers("volumes.host", pod) ? undefined : `PV ${name} ${NOT_OF_HOST}`;
     const capability = csi?.driver === CSI_DRIVER ? "volumes.persistent" : "volumes.csi_persistent";
@@ -392,6 +395,8 @@ const isOnePods = (spec: VolumeSpec): boolean => spec?.accessModes?.includes("Re
 const NOT_OF_HOST =
   "is a path of a node's own: this node's backend gives none to pods of this namespace (its engine.host names those that may have them)";
 
+const NOT_OF_SERVERS = "is a folder of an NFS server: this node's backend mounts none (capability volumes.nfs)";
+
 /** kubelet: operationexecutor, checkNodeAffinity. */
 const affinityProblem = (name: string, { volumeMode }: NonNullable<VolumeSpec>) =>
   `${volumeMode === "Block" ? "Map" : "Mount"}Volume.NodeAffinity check failed for volume "${name}" : no matching NodeSelectorTerms`;
@@ -423,6 +428,24 @@ function hostDisk(name: string, spec: NonNullable<VolumeSpec>, claim: Persistent
     name: volume.name,
     claimName: claim.metadata?.name ?? "",
     inUse: `kubernetes.io/${local ? "local-volume" : "host-path"}/${name}`,
+    isOnePods: isOnePods(spec),
+    found: () => Promise.resolve(success({ kind: "found", disk })),
+  };
+}
+
+/** Nobody attaches it, and its files stay whose the server says that they are (kubelet: the plugin `nfs`). */
+function serversDisk(
+  name: string,
+  spec: NonNullable<VolumeSpec>,
+  claim: PersistentVolumeClaim,
+  volume: PodVolume,
+): Bound {
+  const isReadOnly = volume.persistentVolumeClaim?.readOnly === true;
+  const disk = nfsVolume(spec.nfs!, { isReadOnly, mountOptions: spec.mountOptions ?? [] });
+  return {
+    name: volume.name,
+    claimName: claim.metadata?.name ?? "",
+    inUse: `kubernetes.io/nfs/${name}`,
     isOnePods: isOnePods(spec),
     found: () => Promise.resolve(success({ kind: "found", disk })),
   };

@@ -9,6 +9,7 @@ import { Quantity } from "../../resources/quantity.ts";
 import { isFullyLimited, podLimits } from "../../resources/pod-resources.ts";
 import { success } from "../../util/result.ts";
 import { Budget, OverBudgetError, POD_LIMITS, shortened } from "../budget.ts";
+import { nfsVolume } from "../nfs-volume.ts";
 import { missingMessage } from "./env.ts";
 import { fieldValue, resourceValue } from "./field-refs.ts";
 import { tokenKey, trustKey, type CertificateBundle, type Lookup, type NodeFacts, type References } from "../types.ts";
@@ -48,6 +49,8 @@ export function renderVolume(
       return { ok: true, volume: image(volume) };
     case "hostPath":
       return { ok: true, volume: hostPath(volume) };
+    case "nfs":
+      return { ok: true, volume: { name, ...nfsVolume(volume.nfs!) } };
     case "persistentVolumeClaim":
     case "ephemeral":
       return persistent(name, references);

@@ -677,6 +677,7 @@ export interface components {
        *     | `volumes.clone` | a persistent volume that begins as a copy of another |
        *     | `volumes.exclusive` | a volume of a shared class kept for one owner's machines alone |
        *     | `volumes.force_release` | a persistent volume taken from its machines, which are stopped for it |
+       *     | `volumes.nfs` | a folder of an NFS server |
        *     | `volumes.host` | a path of the backend's host |
        *     | `volumes.host_growth` | file systems on such devices grown while machines have them |
        *     | `volumes.csi` | volumes that CSI drivers of the backend's host mount for one machine |
@@ -944,6 +945,23 @@ export interface components {
           /** @description The machine as a whole gets it read-only; mounts cannot make that undone. */
           read_only?: boolean;
           /** @description How its file system is mounted: `noatime`, `discard`. An option that the backend does not allow is `invalid`. */
+          mount_options?: string[];
+        }
+      | {
+          /** @description Name that mounts refer to. */
+          name: components["schemas"]["Name"];
+          /**
+           * @description A folder of an NFS server, which many machines may have. It is the server's to say whose its files are: `security.fs_group` changes nothing of it. One that cannot be mounted keeps the containers from their start, and is tried again. Capability `volumes.nfs`.
+           * @constant
+           */
+          type: "nfs";
+          /** @description Its name or address. */
+          server: string;
+          /** @description The folder that the server exports, or one in it. */
+          path: string;
+          /** @description The machine as a whole gets it read-only; mounts cannot make that undone. */
+          read_only?: boolean;
+          /** @description As of nfs(5). One that the backend does not have is `invalid`. */
           mount_options?: string[];
         }
       | {
@@ -3143,4 +3161,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: ff7857d04e5d8a4ed87446d9c3120c60b690a8711b082a028a1e6d64013d1fb7
+// sha256 of openapi.yaml: 7b05a506420cc0f3417bd6d719a07ffc452b90d57e15dde014989304ee6d64a1

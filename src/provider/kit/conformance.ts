@@ -86,6 +86,7 @@ export const UNCHECKED: readonly Capability[] = [
   "volumes.block",
   "volumes.csi_block",
   "volumes.csi_growth",
+  "volumes.nfs",
   "volumes.host",
   "volumes.host_growth",
   "mount_propagation",

@@ -202,13 +202,13 @@ export function hostAccessTests(bench: Bench): void {
         await bench.until(async () => expect(await sizes()).toHaveLength(1));
         truncateSync(fileOf(), 1024 ** 3);
         await resizeLoop(device);
-        await provider.updatePod!(id, { host_volumes: [{ name: "v" }] }, { signal });
-        await provider.updatePod!(id, { host_volumes: [{ name: "v" }] }, { signal });
+        await provider.updatePod(id, { host_volumes: [{ name: "v" }] }, { signal });
+        await provider.updatePod(id, { host_volumes: [{ name: "v" }] }, { signal });
         await bench.exec(id, "a", ["touch", "/v/go"]);
         await bench.until(async () => expect(await sizes()).toHaveLength(2));
         const [before = 0, after = 0] = await sizes();
         expect(after / before).toBeGreaterThan(1.8);
-        const other = provider.updatePod!(id, { host_volumes: [{ name: "w" }] }, { signal });
+        const other = provider.updatePod(id, { host_volumes: [{ name: "w" }] }, { signal });
         await expect(other).rejects.toMatchObject({ code: "conflict" });
       },
     );

@@ -15,6 +15,7 @@ import { missingForImages } from "../../support/registry.ts";
 import { containerTests, pushImages } from "../backend/containers.ts";
 import { backendSuite, text } from "../backend/suite.ts";
 import { diskTests } from "./disks.ts";
+import { nfsTests } from "./nfs.ts";
 import { ownPathTests } from "./own-paths.ts";
 
 /** Default: made from Debian packages at the first run, and kept in the cache. */
@@ -72,6 +73,7 @@ if (missing.length > 0) {
     };
     diskTests(bench, vms);
     ownPathTests(bench);
+    nfsTests(bench);
     const remove = (id: string) => bench().provider.deletePod(id, { force: true, signal: bench().signal });
     const output = async (id: string, script: string) =>
       await text((await bench().exec(id, "a", ["sh", "-c", script])).stdout);

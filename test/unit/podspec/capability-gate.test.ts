@@ -88,6 +88,7 @@ const NEEDS: Record<string, readonly (readonly [pod: Pod, path: string])[]> = {
       "spec.containers[0].resources.limits.ephemeral-storage",
     ],
   ],
+  "volumes.nfs": [[mounted({ nfs: { server: "s", path: "/" } }), "spec.volumes[0].nfs"]],
   "volumes.empty_dir": [[mounted({ emptyDir: {} }), "spec.volumes[0].emptyDir"]],
   "volumes.empty_dir.size_limit": [[mounted({ emptyDir: { sizeLimit: "1" } }), "spec.volumes[0].emptyDir.sizeLimit"]],
   env_files: [
@@ -297,7 +298,7 @@ describe("the capability gate", () => {
 /** One pod for everything that no backend can have, and the path that the refusal must name. */
 const REFUSED: readonly (readonly [path: string, pod: Pod])[] = [
   ["spec.volumes[0].iscsi", mounted({ iscsi: { targetPortal: "t", iqn: "i", lun: 0 } })],
-  ["spec.volumes[0].nfs", mounted({ nfs: { server: "s", path: "/" } })],
+  ["spec.volumes[0].iscsi", mounted({ iscsi: { targetPortal: "s", iqn: "i", lun: 0 } })],
   ["spec.volumes[0].emptyDir.medium", mounted({ emptyDir: { medium: "HugePages" } })],
   ["spec.containers[0].volumeMounts[0].recursiveReadOnly", withMount({ recursiveReadOnly: "Enabled" })],
   ["spec.securityContext.seccompProfile", podWith({ securityContext: { seccompProfile: { type: "Localhost" } } })],

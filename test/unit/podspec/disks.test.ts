@@ -219,6 +219,31 @@ describe("a pod's persistent volume", () => {
     });
   });
 
+  describe("that is a folder of an NFS server", () => {
+    const served = (nfs: object, spec: object = {}) => {
+      objects[VOLUME] = { metadata: { name: "pv-1" }, spec: { ...SPEC, csi: undefined, nfs, ...spec } };
+    };
+    beforeEach(() => void (offered = ["volumes.nfs"]));
+
+    test("is had at once, as it is mounted for all", async () => {
+      served({ server: "files.example", path: "/share" }, { mountOptions: ["nfsvers=4.1"] });
+      const disk = { type: "nfs", server: "files.example", path: "/share", mount_options: ["nfsvers=4.1"] };
+      expect(await read()).toEqual({ kind: "found", disk });
+      expect(asked()).toEqual([CLAIM, VOLUME]);
+    });
+
+    test("is read-only where the volume says so", async () => {
+      served({ server: "files.example", path: "/share", readOnly: true });
+      expect(await read()).toMatchObject({ kind: "found", disk: { read_only: true } });
+    });
+
+    test("is held where the backend mounts none", async () => {
+      offered = [];
+      served({ server: "files.example", path: "/share" });
+      expect(await read()).toMatchObject({ kind: "waiting", message: expect.stringContaining("volumes.nfs") });
+    });
+  });
+
   test("for a node is claimed for a second pod of it", async () => {
     claimed.push(["first", [IN_USE]]);
     held = [IN_USE];
@@ -319,7 +344,10 @@ describe("a pod's persistent volume", () => {
 
   test.each([
     [{ csi: { driver: "other.example", volumeHandle: "x" } }, "is of the CSI driver other.example"],
-    [{ csi: undefined, nfs: { server: "s", path: "/" } }, "is no volume of the CSI driver volumes.vmlet.dev"],
+    [
+      { csi: undefined, iscsi: { targetPortal: "s", iqn: "i", lun: 0 } },
+      "is no volume of the CSI driver volumes.vmlet.dev",
+    ],
   ])("of another kind is held, with the reason", async (more, why) => {
     objects[VOLUME] = { spec: { ...SPEC, ...more } };
     expect(await read()).toMatchObject({ kind: "waiting", message: expect.stringContaining(why) });

@@ -104,6 +104,22 @@ describe("renderMachineSpec", () => {
     });
   });
 
+  test("asks no backend for resources that the Node has of somebody else's hand", () => {
+    const limits = { cpu: "1", "example.com/slots": "2", "nvidia.com/gpu": "1" };
+    const input = inputFor(podWithContainer({ resources: { limits } }));
+    const node = { ...input.node, othersResources: new Set(["example.com/slots"]) };
+    const { resources, containers } = ready({ ...input, node }).spec;
+    const left = { cpu_millis: 1000, extended: [{ name: "nvidia.com/gpu", count: 1 }] };
+    expect([resources?.limits, containers[0]?.resources?.limits]).toEqual([left, left]);
+  });
+
+  test("mounts a folder of an NFS server that the pod itself names", () => {
+    const nfs = { server: "files.example", path: "/share", readOnly: true };
+    const pod = podWithContainer({ volumeMounts: [{ name: "v", mountPath: "/v" }] }, { volumes: [{ name: "v", nfs }] });
+    const volume = { name: "v", type: "nfs", server: "files.example", path: "/share", read_only: true };
+    expect(ready(inputFor(pod)).spec.volumes).toEqual([volume]);
+  });
+
   test("renders what a container may have besides", () => {
     expect(
       rendered({

@@ -102,6 +102,7 @@ describe("requiredCapabilities", () => {
     ],
     ["files", { volumes: [{ name: "v", type: "files", version: "1", files: [] }] }, "volumes.files", "volumes.0"],
     ["an image volume", { volumes: [{ name: "v", type: "image", image: "i" }] }, "volumes.image", "volumes.0"],
+    ["an NFS folder", { volumes: [{ name: "v", type: "nfs", server: "s", path: "/" }] }, "volumes.nfs", "volumes.0"],
     ["a host path", { volumes: [{ name: "v", type: "host_path", path: "/" }] }, "volumes.host_path", "volumes.0"],
     [
       "a device",

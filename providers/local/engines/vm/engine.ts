@@ -43,6 +43,7 @@ import { checkDiskVolumes, DiskVolumes, hasDiskVolumes } from "../../volumes/dis
 import type { HostVolumes, VolumePlace } from "../../volume-contents.ts";
 import { probeAccelerator } from "./accelerator.ts";
 import { GuestDisks, releaseDisks } from "./disks.ts";
+import { assertNfsOptions } from "./nfs.ts";
 import { tscKhz } from "./frequency.ts";
 import { checkGuest, defaultGuestDir, hasGuest, makeGuest, outdatedPackages } from "./guest.ts";
 import { GuestImage, tornGuestFiles } from "./guest-image.ts";
@@ -209,6 +210,7 @@ export class VmEngine implements Engine {
           { field: `volumes.${index}.name` },
         );
     }
+    assertNfsOptions(spec);
     for (const { name } of spec.security?.sysctls ?? []) {
       if (!/^[a-z0-9_]+(?:[./][a-z0-9_-]+)+$/i.test(name) || name.includes(".."))
         throw new ProviderError("invalid", `${JSON.stringify(name)} is not a sysctl`, { field: "security.sysctls" });

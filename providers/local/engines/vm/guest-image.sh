@@ -86,6 +86,16 @@ for module in virtio_ring virtio virtio_pci_legacy_dev virtio_pci_modern_dev vir
   strip --strip-debug "$root/modules/$module.ko"
   echo "$module" >> "$root/modules/order"
 done
+# For machines with folders of NFS servers alone: packed, they take a third of the memory of all others.
+mkdir "$work/nfs"
+for module in grace sunrpc lockd netfs fscache nfs dns_resolver nfsv4; do
+  file=$(find "$work/pkg/lib/modules" -name "$module.ko" | head -1)
+  [ -n "$file" ] || continue
+  cp "$file" "$work/nfs/$module.ko"
+  strip --strip-debug "$work/nfs/$module.ko"
+  echo "$module" >> "$work/nfs/order"
+done
+tar -C "$work/nfs" --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -cf - . | gzip -9 -n > "$root/modules/nfs.tgz"
 cp "$here/guest/init" "$root/init"
 cp "$here/guest/vmlet" "$root/bin/vmlet"
 chmod 755 "$root/init" "$root/bin/vmlet"

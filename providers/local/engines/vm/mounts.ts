@@ -44,7 +44,7 @@ function volumeMount({ spec }: MachineHome, launch: ContainerLaunch, mount: Moun
   const isWritable =
     volume.type === "empty_dir" ||
     volume.type === "host_path" ||
-    (volume.type === "persistent" && volume.read_only !== true);
+    ((volume.type === "persistent" || volume.type === "nfs") && volume.read_only !== true);
   const readOnly = !isWritable || mount.read_only === true;
   if (mount.sub_path === undefined || mount.sub_path === "") return bind(root, mount.path, readOnly);
   const missing = isWritable ? "make" : "-";

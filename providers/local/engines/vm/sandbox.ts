@@ -48,6 +48,7 @@ import { imageDisk, linkDisk } from "./image-disk.ts";
 import { CALL_PROCESSOR_MS } from "./patience.ts";
 import type { GuestPort } from "./ports.ts";
 import { filesScript, readGuestFile } from "./guest-volumes.ts";
+import { nfsCommands } from "./nfs.ts";
 import { CONTAINERS, containerMounts, imageName, imageSerial } from "./mounts.ts";
 import { imagesDir } from "./qemu.ts";
 import { Qmp } from "./qmp.ts";
@@ -96,13 +97,14 @@ export async function openSandbox(
   for (const folder of ["files", "run"]) await mkdir(join(secretDir, folder), { recursive: true, mode: 0o700 });
   await context.network.openHostPorts(vm.key, containerPorts(spec));
   const disks = await context.disks.plug(vm, spec, signal);
+  const shares = await nfsCommands(spec, vm.attachment.address, signal);
   const script = machineScript({
     machineId: home.id,
     spec,
     addresses: addressesOf(vm),
     nowMs: context.clock.now(),
     hostResolvConf: await hostResolvConf(),
-    prepare: [...disks, ...prepareCommands(spec)],
+    prepare: [...disks, ...prepareCommands(spec), ...shares],
   });
   await vm.control.script(script, signal);
   return new VmSandbox(context, home, vm);

@@ -145,7 +145,7 @@ describe("a request", () => {
       },
       "volumes.0.files.0.content_b64",
     ],
-    ["an unknown kind of volume", { ...spec, volumes: [{ name: "v", type: "nfs" }] }, "volumes.0"],
+    ["an unknown kind of volume", { ...spec, volumes: [{ name: "v", type: "iscsi" }] }, "volumes.0"],
     [
       "a field of another kind of volume",
       { ...spec, volumes: [{ name: "v", type: "host_path", path: "/", medium: "disk" }] },
