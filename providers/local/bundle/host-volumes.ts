@@ -251,6 +251,32 @@ function openPart(
 }
 
 export async function volumeStats(home: Home, meter: TreeMeter): Promise<NonNullable<MachineStats["volumes"]>> {
+  const [own, disks] = await Promise.all([emptyDirStats(home, meter), diskStats(home)]);
+  return [...own, ...disks];
+}
+
+/** Of the host's disks, as their file systems say it (kubelet: local, MetricsStatFS). One that is not there has none. */
+async function diskStats(home: Home): Promise<NonNullable<MachineStats["volumes"]>> {
+  const disks = (home.spec.volumes ?? []).filter((each) => each.type === "host" && each.fs_type !== undefined);
+  const stats = await Promise.all(
+    disks.map(async (disk) => {
+      try {
+        const { blocks, bfree, bavail, bsize, files, ffree } = await statfs(await onHost(home, disk as HostVolume));
+        return [
+          {
+            ...{ name: disk.name, used_bytes: (blocks - bfree) * bsize, capacity_bytes: blocks * bsize },
+            ...{ available_bytes: bavail * bsize, inodes: files, inodes_used: files - ffree, inodes_free: ffree },
+          },
+        ];
+      } catch {
+        return [];
+      }
+    }),
+  );
+  return stats.flat();
+}
+
+async function emptyDirStats(home: Home, meter: TreeMeter): Promise<NonNullable<MachineStats["volumes"]>> {
   return await Promise.all(
     emptyDirs(home).map(async ({ name, medium, size_bytes }) => {
       const path = join(home.dir, "volumes", name);

@@ -117,6 +117,7 @@ export class MachineAccess {
 
   /** For the choice of who goes when the host runs out of something; undefined when nothing runs. */
   async use(): Promise<MachineUse | undefined> {
+    const { state } = this.#context;
     const sandbox = this.#context.sandbox();
     const sample = await this.stats();
     if (sandbox === undefined || sample === undefined) return undefined;
@@ -129,9 +130,12 @@ export class MachineAccess {
         disk: fs_used_bytes + logs_used_bytes,
       }),
     );
+    // What outlives it stays when it goes.
+    const isOwn = (name: string) => state.spec.volumes?.some((each) => each.type === "empty_dir" && each.name === name);
+    const volumes = (sample.volumes ?? []).filter(({ name }) => isOwn(name));
     return {
       memory: sum(containers.map(({ memory }) => memory)),
-      disk: sum([...containers.map(({ disk }) => disk), ...(sample.volumes ?? []).map(({ used_bytes }) => used_bytes)]),
+      disk: sum([...containers.map(({ disk }) => disk), ...volumes.map(({ used_bytes }) => used_bytes)]),
       inodes: inodes === undefined ? 0 : sum(inodes.containers.values()) + sum(inodes.volumes.values()),
       processes: (await sandbox.processes?.()) ?? 0,
       containers,

@@ -162,6 +162,20 @@ export function hostAccessTests(bench: Bench): void {
       expect(await says("cat /v/x", { volumes: asFiles(), security }, { mounts })).toEqual(["kept"]);
     });
 
+    test("is told of as a disk: how large it is, and how much is on it", async () => {
+      const script = "dd if=/dev/zero of=/v/x bs=1M count=8 2>/dev/null; sync; echo done; sleep 1000";
+      const volumes = asFiles();
+      const id = await bench.create({ labels, volumes, containers: [bench.shell("a", script, { mounts })] });
+      await bench.until(async () => expect(await bench.log(id, "a")).toEqual(["done"]));
+      const [stats] = await bench.provider.getStats({ labels, signal: bench.signal });
+      const [disk] = stats?.volumes?.filter(({ name }) => name === "v") ?? [];
+      expect(disk).toMatchObject({ inodes: expect.any(Number), inodes_free: expect.any(Number) });
+      expect(disk!.capacity_bytes).toBeGreaterThan(40 * 1024 ** 2);
+      expect(disk!.capacity_bytes).toBeLessThanOrEqual(64 * 1024 ** 2);
+      expect(disk!.used_bytes).toBeGreaterThanOrEqual(8 * 1024 ** 2);
+      await bench.provider.deletePod(id, { force: true, signal: bench.signal });
+    });
+
     test("is one for two machines at a time, made once", async () => {
       const both = (own: string) => `echo ${own} >/v/${own}; until [ -e /v/a ] && [ -e /v/b ]; do sleep 0.1; done`;
       await Promise.all(["a", "b"].map((own) => says(both(own), { volumes: asFiles() }, { mounts })));

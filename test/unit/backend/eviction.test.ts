@@ -205,6 +205,20 @@ describe("a disk that runs full", () => {
     expect((await host.machine("small")).state).toBe("running");
   });
 
+  test("takes what would free most of it: what is on a disk that outlives its machine would not", async () => {
+    const host = await world({}, (each) => {
+      each.images = images(() => Promise.reject(new Error("EIO")));
+    });
+    host.volumes = [{ name: "data", used_bytes: 5_000 }];
+    const disk = { name: "data", type: "host", path: "/mnt/disk", fs_type: "ext4" } as const;
+    await host.create(spec("kept", { volumes: [disk] }), "kept");
+    await host.create(spec("freed", { volumes: [{ name: "data", type: "empty_dir", medium: "disk" }] }), "freed");
+    host.layers.set("kept", 6_000).set("freed", 2_000);
+    host.observed = scarce;
+    await passUntilEvicted(host, "freed", "kept");
+    expect((await host.machine("freed")).reason).toBe("Evicted");
+  });
+
   test("takes no more machines for as long as the pressure is shown, but those of the cluster itself", async () => {
     const host = await world();
     await host.create(spec("first"), "first");
