@@ -8,6 +8,7 @@ import { join } from "node:path";
 import { expect } from "vitest";
 import { engineOnThisHost } from "../support/engines.ts";
 import { leaveOut } from "../support/left-out.ts";
+import { missingForNfs, startNfsServer } from "../support/nfs-server.ts";
 import { missingForImages } from "../support/registry.ts";
 import type { ChecklistCase } from "./cases/checklist/case.ts";
 import { checklist } from "./cases/checklist/index.ts";
@@ -55,8 +56,55 @@ const kubectlCase: ChecklistCase = {
   },
 };
 
+const nfsCase: ChecklistCase = {
+  ids: [],
+  name: "pods of an NFS server's PersistentVolume share its folder",
+  async run({ env, pods, create, shell }) {
+    const server = await startNfsServer();
+    const kubectl = await createKubectl(env.kubeconfig);
+    try {
+      const objects = [
+        {
+          ...{ apiVersion: "v1", kind: "PersistentVolume", metadata: { name: "nfs" } },
+          spec: {
+            ...{ capacity: { storage: "1Gi" }, accessModes: ["ReadWriteMany"], storageClassName: "" },
+            ...{ mountOptions: ["nfsvers=4.1"], nfs: { server: server.address, path: "/share" } },
+          },
+        },
+        {
+          ...{ apiVersion: "v1", kind: "PersistentVolumeClaim" },
+          metadata: { name: "nfs", namespace: pods.namespace },
+          spec: {
+            ...{ accessModes: ["ReadWriteMany"], storageClassName: "", volumeName: "nfs" },
+            resources: { requests: { storage: "1Gi" } },
+          },
+        },
+      ];
+      for (const each of objects) await kubectl.run(["apply", "-f", "-"], { input: JSON.stringify(each) });
+      const volumes = [{ name: "v", persistentVolumeClaim: { claimName: "nfs" } }];
+      const mounted = (script: string) => ({
+        ...shell("main", script),
+        volumeMounts: [{ name: "v", mountPath: "/v" }],
+      });
+      await create("writer", { volumes, containers: [mounted("echo shared > /v/said; sleep 1000")] });
+      await create("reader", {
+        ...{ volumes, restartPolicy: "Never" },
+        containers: [mounted("until cat /v/said; do sleep 1; done")],
+      });
+      await waitFor({ what: "the reader to have read", timeoutMs: 180_000 }, async () =>
+        expect(await kubectl.run(["--namespace", pods.namespace, "logs", "reader"])).toContain("shared\n"),
+      );
+      expect(await readFile(join(server.folder, "said"), "utf8")).toBe("shared\n");
+    } finally {
+      await kubectl.try(["--namespace", pods.namespace, "delete", "pod", "writer", "reader", "--now"]);
+      await kubectl.try(["delete", "pv", "nfs", "--wait=false"]);
+      await server.stop();
+    }
+  },
+};
+
 const { capabilities, missing: lacks } = await engineOnThisHost("vm");
-const missing = [...lacks, ...[missingForImages() ?? []].flat()];
+const missing = [...lacks, ...[missingForImages() ?? [], missingForNfs() ?? []].flat()];
 
 if (missing.length > 0) leaveOut("the kubelet's checklist, engine vm", missing);
 else {
@@ -66,7 +114,7 @@ else {
     {
       start: startRealEnvironment,
       startTimeoutMs: 1_200_000,
-      only: [...checklist.filter(({ name }) => names.includes(name)), kubectlCase],
+      only: [...checklist.filter(({ name }) => names.includes(name)), kubectlCase, nfsCase],
     },
   );
 }
