@@ -1,6 +1,6 @@
 /** What the suite runs against: a control plane, a registry, two nodes on one backend, kube-proxy and CoreDNS. */
 import { randomBytes } from "node:crypto";
-import { copyFile, readdir, rmdir, writeFile } from "node:fs/promises";
+import { copyFile, readdir, rmdir } from "node:fs/promises";
 import { join } from "node:path";
 import { machineHash } from "../../../providers/local/host/machine-hash.ts";
 import { unmountBelow } from "../../../providers/local/host/mounts.ts";
@@ -18,6 +18,7 @@ import { must, waitFor } from "../../e2e/harness/wait.ts";
 import { missingForContainerd } from "../../support/containerd.ts";
 import { type ContainerEngine, engineOnThisHost } from "../../support/engines.ts";
 import { startRegistry, type TestRegistry } from "../../support/registry.ts";
+import { clusterDomain, dnsAddress, startDns } from "./cluster-dns.ts";
 import { hostAddress, hostAddresses, hostIpv6Addresses, serviceCidr, serviceIpv6Cidr } from "./namespaces.ts";
 
 export const nodeNames = ["node-a", "node-b"] as const;
@@ -29,8 +30,6 @@ export const machineCidr = "10.99.0.0/16";
 const machineIpv6Cidr = "fd00:10:99::/64";
 /** With a backend for each node. */
 const machineCidrs = ["10.99.0.0/17", "10.99.128.0/17"] as const;
-const dnsAddress = "10.96.0.10";
-const clusterDomain = "cluster.local";
 const registryPort = 5001;
 const kubeletPort = 10_250;
 /** Where tests look for the registry that they run in a pod on the node's network. */
@@ -250,44 +249,6 @@ async function startFirewall({ sandbox, userKubeconfig }: Cluster): Promise<void
     `--service-cluster-ip-range=${serviceCidr}`,
     "--v=1",
   ]);
-}
-
-/** CoreDNS on this host, behind the Service `kube-dns` as anywhere. */
-async function startDns(cluster: Cluster): Promise<void> {
-  const { sandbox, admin, adminKubeconfig } = cluster;
-  const corefile = join(sandbox.dir, "Corefile");
-  await writeFile(
-    corefile,
-    `.:53 {
-  bind ${hostAddress}
-  errors
-  kubernetes ${clusterDomain} in-addr.arpa {
-    endpoint https://127.0.0.1:${portOf(cluster)}
-    kubeconfig ${adminKubeconfig}
-  }
-}
-`,
-  );
-  sandbox.spawn("coredns", await buildCoreDns(), ["-conf", corefile]);
-  const metadata = { name: "kube-dns", namespace: "kube-system" };
-  const ports = [
-    { name: "dns", port: 53, protocol: "UDP" },
-    { name: "dns-tcp", port: 53, protocol: "TCP" },
-  ];
-  await admin.create("/api/v1/namespaces/kube-system/services", {
-    apiVersion: "v1",
-    kind: "Service",
-    metadata,
-    spec: { clusterIP: dnsAddress, ports },
-  });
-  await admin.create("/apis/discovery.k8s.io/v1/namespaces/kube-system/endpointslices", {
-    apiVersion: "discovery.k8s.io/v1",
-    kind: "EndpointSlice",
-    metadata: { ...metadata, labels: { "kubernetes.io/service-name": metadata.name } },
-    addressType: "IPv4",
-    endpoints: [{ addresses: [hostAddress], conditions: { ready: true } }],
-    ports,
-  });
 }
 
 /** The kernel keeps empty control groups for ever; nothing else of this run outlives its namespaces. */

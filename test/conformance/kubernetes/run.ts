@@ -4,8 +4,8 @@
  * RESULTS.md does not have as passed, `--within` what passed there in no more seconds than that (CI's slice); with it
  * RESULTS.md stays as it is. `--untagged` takes those of the tests that are tagged neither [Conformance] nor [NodeConformance] which any
  * cluster can be asked for, with engine cri, in place of the tagged: their table is RESULTS-untagged.md. Some of them want
- * `--network-policies` (kube-router's firewall on this host), `--dual-stack` (IPv6 beside IPv4) or `--volumes` (vmlet's own, of the
- * class that claims get which name none).
+ * `--network-policies` (kube-router's firewall on this host), `--dual-stack` (IPv6 beside IPv4), `--dns-pods` (CoreDNS as a
+ * Deployment of theirs, not on this host) or `--volumes` (vmlet's own, of the class that claims get which name none).
  * `--engine vm` has a table of its own, RESULTS-vm.md, with what was run of it; so has `--engine incus`, whose machines are
  * containers of an Incus cluster. `--attempts 2` tries what fails once more, and
  * says so: some tests race with any node ("lifecycle of Pods and PodStatus" wants a pod Ready just when its image changes).
@@ -26,6 +26,7 @@ import { stringify } from "yaml";
 import { buildKubeRouter, kubernetesVersion } from "../../e2e/harness/build.ts";
 import { sidecarPrograms } from "../../e2e/volume-driver.ts";
 import { chosenEngine, parseEngine } from "../../support/engines.ts";
+import { moveDnsIntoPods } from "./cluster-dns.ts";
 import { environmentPrograms, hasHostAccess, startEnvironment } from "./environment.ts";
 import { pushImages, repositoryList, suitePrograms, untaggedPrograms } from "./images.ts";
 import { fetchGuestPackages, startIncusEnvironment } from "./incus-environment.ts";
@@ -48,6 +49,7 @@ const { values: options } = parseArgs({
     untagged: { type: "boolean", default: false },
     "network-policies": { type: "boolean", default: false },
     "dual-stack": { type: "boolean", default: false },
+    "dns-pods": { type: "boolean", default: false },
     volumes: { type: "boolean", default: false },
     engine: { type: "string", default: chosenEngine("oci") },
     attempts: { type: "string", default: "1" },
@@ -61,7 +63,7 @@ const hostAccess = engine !== "incus" && hasHostAccess(engine);
 /** Where `--within` looks up how long a test takes, whatever the engine: the whole suite is run on engine oci. */
 const knownResults = join(import.meta.dirname, "../RESULTS.md");
 const { untagged, "network-policies": networkPolicies } = options;
-const ofBackends = (["network-policies", "dual-stack", "volumes"] as const).find((name) => options[name]);
+const ofBackends = (["network-policies", "dual-stack", "dns-pods", "volumes"] as const).find((name) => options[name]);
 if (engine === "incus" && ofBackends !== undefined) throw new Error(`--${ofBackends}: not with --engine incus`);
 if (untagged && engine !== "cri") throw new Error("--untagged: with --engine cri, whose owner may give pods the host");
 const resultsFile =
@@ -125,6 +127,7 @@ async function main(): Promise<number> {
 async function startMachines() {
   if (engine === "incus") return await startIncusEnvironment();
   const environment = await startEnvironment({ engine, networkPolicies, dualStack: options["dual-stack"] });
+  if (options["dns-pods"]) await moveDnsIntoPods(environment.cluster, environment.registry);
   if (options.volumes) await startVolumes(environment.cluster, engine, [environment.backend.provider]);
   return environment;
 }
