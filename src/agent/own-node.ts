@@ -15,6 +15,8 @@ export class OwnNode {
   #store: Store<Node> | undefined;
   #refresh: () => void = () => undefined;
   /** Parsed once for each copy of the Node: every pod asks for it several times. */
+  /** A newer one than its store has. */
+  #seen: { node: Node; before: Node | undefined } | undefined;
   #parsed: Parsed = { node: undefined, allocatable: new Map(), others: new Set() };
 
   constructor(name: string) {
@@ -30,6 +32,11 @@ export class OwnNode {
   /** Has the Node's status written at once: something that it tells has changed. */
   refresh(): void {
     this.#refresh();
+  }
+
+  /** The API server has said this of it, which a watch may be late to bring. */
+  see(node: Node): void {
+    this.#seen = { node, before: this.current };
   }
 
   /** Undefined while it is not registered. */
@@ -52,7 +59,10 @@ export class OwnNode {
   }
 
   #newest(): Parsed {
-    const node = this.current;
+    const { current } = this;
+    // What comes by the watch after it, is newer.
+    if (this.#seen !== undefined && this.#seen.before !== current) this.#seen = undefined;
+    const node = this.#seen?.node ?? current;
     if (this.#parsed.node !== node)
       this.#parsed = {
         node,
