@@ -255,7 +255,7 @@ export async function volumeStats(home: Home, meter: TreeMeter): Promise<NonNull
   return [...own, ...disks];
 }
 
-/** Of the host's disks, as their file systems say it (kubelet: local, MetricsStatFS). One that is not there has none. */
+/** Of the host's disks, as their file systems say it (kubelet: local, MetricsStatFS). One that is gone has none. */
 async function diskStats(home: Home): Promise<NonNullable<MachineStats["volumes"]>> {
   const disks = (home.spec.volumes ?? []).filter((each) => each.type === "host" && each.fs_type !== undefined);
   const stats = await Promise.all(

@@ -1,13 +1,13 @@
 /** Which ports of this host lead to which machine: in nft's maps, held by our sockets, remembered for repairs. */
 import { readFile, writeFile } from "node:fs/promises";
 import type { ContainerPort } from "../../../src/provider/kit/index.ts";
-import { hostIp, type HostPort, inUseByMachine, isLoopback, overlap, PortHolders } from "./host-ports.ts";
+import { ANY_IPV6, hostIp, type HostPort, inUseByMachine, isLoopback, overlap, PortHolders } from "./host-ports.ts";
 import { hostPortMaps, hostPortRule, IPV6_KEY } from "./rules.ts";
 import { runSoon } from "./tools.ts";
 
 /**
- * `tcp . 8080`, `127.0.0.1 . tcp . 8080` for one address alone, or `:: . tcp . 8080` for all of IPv6; and
- * `10.99.0.2 . 80`.
+ * `tcp . 8080`, `127.0.0.1 . tcp . 8080` or `fd00::5 . tcp . 8080` for one address alone, or `:: . tcp . 8080` for all
+ * of IPv6; and `10.99.0.2 . 80` or `fd00::2 . 80`.
  */
 type Forward = readonly [key: string, target: string];
 
@@ -55,12 +55,7 @@ export class PortForwards {
       await this.close(machineId, addresses);
       throw thrown;
     }
-    const [ipv4, ipv6] = addresses;
-    const wanted = asked.flatMap((each): Forward[] => {
-      const forward: Forward = [keyOf(each), `${ipv4} . ${each.port}`];
-      const isOfAll = ipv6 !== undefined && hostIp(each) === undefined;
-      return isOfAll ? [forward, [`${IPV6_KEY}${keyOf(each)}`, `${ipv6} . ${each.port}`]] : [forward];
-    });
+    const wanted = asked.flatMap((each) => forwardsOf(each, addresses));
     for (const [key, target] of wanted) this.#own.set(key, target);
     await this.#tell(
       "add",
@@ -142,6 +137,18 @@ const leadsTo =
   ([, target]: Forward): boolean =>
     addresses.some((address) => target.startsWith(`${address} . `));
 
+/** A port of all addresses is one of either family that the machine has. */
+function forwardsOf(port: HostPort & { port: number }, [ipv4, ipv6]: readonly string[]): Forward[] {
+  const ip = hostIp(port);
+  const [to4, to6] = [`${ipv4} . ${port.port}`, `${ipv6} . ${port.port}`];
+  if (ip?.includes(":")) return ipv6 === undefined ? [] : [[keyOf(port), to6]];
+  if (ip !== undefined || ipv6 === undefined) return [[keyOf(port), to4]];
+  return [
+    [keyOf(port), to4],
+    [keyOf({ ...port, host_ip: ANY_IPV6 }), to6],
+  ];
+}
+
 function keyOf(port: HostPort): string {
   const ip = hostIp(port);
   return `${ip === undefined ? "" : `${ip} . `}${port.protocol} . ${port.host_port}`;
@@ -152,6 +159,7 @@ function portOf(key: string): HostPort {
   return {
     protocol: protocol as HostPort["protocol"],
     host_port: Number(number),
-    host_ip: host_ip === "::" ? "" : host_ip,
+    // It may be that of all addresses, too.
+    host_ip: host_ip === ANY_IPV6 ? "" : host_ip,
   };
 }

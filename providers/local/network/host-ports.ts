@@ -6,7 +6,7 @@
  */
 import { createSocket } from "node:dgram";
 import { readFileSync } from "node:fs";
-import { createServer, isIPv4 } from "node:net";
+import { createServer, isIPv4, isIPv6 } from "node:net";
 import { networkInterfaces } from "node:os";
 import { type ContainerPort, type MachineSpec, ProviderError } from "../../../src/provider/kit/index.ts";
 import { HostError } from "../host/host-error.ts";
@@ -16,7 +16,12 @@ interface HostPortPolicy {
   allowed: readonly string[];
   /** Of this backend's own: never a machine's. */
   reserved: readonly number[];
+  /** Whether machines have IPv6 addresses. */
+  hasIpv6: boolean;
 }
+
+/** All IPv6 addresses of this host. */
+export const ANY_IPV6 = "::";
 
 /** Below are the host's own services. */
 export const DEFAULT_HOST_PORTS = ["1024-65535"];
@@ -48,8 +53,8 @@ export function requireHostPorts(spec: MachineSpec, policy: HostPortPolicy): voi
       const ip = hostIp({ host_ip });
       const refuse = (field: string, message: string, code: "unsupported" | "invalid" = "unsupported") =>
         new ProviderError(code, `container ${name}: ${message}`, { field: `containers.ports.${field}` });
-      if (ip !== undefined && !isOwn(ip))
-        throw refuse("host_ip", `host_ip ${JSON.stringify(ip)} is not an IPv4 address of this host`);
+      const foreign = ip === undefined ? undefined : notOwn(ip, policy);
+      if (foreign !== undefined) throw refuse("host_ip", `host_ip ${JSON.stringify(ip)} ${foreign}`);
       if (policy.reserved.includes(port))
         throw refuse("host_port", `host port ${port} is the backend's own: choose another`);
       if (!ranges.some(({ first, last }) => first <= port && port <= last))
@@ -77,9 +82,11 @@ export type HostPort = Required<Pick<ContainerPort, "protocol" | "host_port">> &
   host_ip?: string | undefined;
 };
 
-/** The one address whose port it is; undefined for all. */
+/** The one address whose port it is, or `::` for those of IPv6; undefined for all. */
 export function hostIp({ host_ip: ip }: Pick<HostPort, "host_ip">): string | undefined {
-  return ip === undefined || ip === "" || ip === "0.0.0.0" ? undefined : ip;
+  if (ip === undefined || ip === "" || ip === "0.0.0.0") return undefined;
+  // As the kernel and nft write it.
+  return isIPv6(ip) && !ip.includes("%") ? new URL(`http://[${ip}]`).hostname.slice(1, -1) : ip;
 }
 
 export function isLoopback(ip: string): boolean {
@@ -89,15 +96,20 @@ export function isLoopback(ip: string): boolean {
 /** Whether two cannot be had side by side. */
 export function overlap(a: HostPort, b: HostPort): boolean {
   const [ipA, ipB] = [hostIp(a), hostIp(b)];
-  return (
-    a.protocol === b.protocol && a.host_port === b.host_port && (ipA === undefined || ipB === undefined || ipA === ipB)
-  );
+  if (a.protocol !== b.protocol || a.host_port !== b.host_port) return false;
+  const isOfBoth = (any: string | undefined, one: string | undefined) =>
+    any === ANY_IPV6 && one?.includes(":") === true;
+  return ipA === undefined || ipB === undefined || ipA === ipB || isOfBoth(ipA, ipB) || isOfBoth(ipB, ipA);
 }
 
-function isOwn(ip: string): boolean {
-  if (!isIPv4(ip)) return false;
+/** Why a machine can have no port of this address; undefined when it can. */
+function notOwn(ip: string, { hasIpv6 }: HostPortPolicy): string | undefined {
+  if (isIPv6(ip) && !hasIpv6) return "is an IPv6 address, and machines have none (engine.network.cidr)";
+  if (ip === "::1") return "is IPv6's loopback, from which the kernel lets nothing go to a machine";
   // All of that range are loopback's, whichever of them it has been given.
-  return isLoopback(ip) || Object.values(networkInterfaces()).some((all) => all?.some(({ address }) => address === ip));
+  if (ip === ANY_IPV6 || (isIPv4(ip) && isLoopback(ip))) return undefined;
+  const isOwn = Object.values(networkInterfaces()).some((all) => all?.some(({ address }) => address === ip));
+  return isOwn ? undefined : "is not an address of this host";
 }
 
 export function inUseByMachine({ protocol, host_port: port }: HostPort): ProviderError {
@@ -164,11 +176,11 @@ export class PortHolders {
 }
 
 /** Of both IP versions where there are both: a service may listen on one alone. */
-const ANY = ["::", "0.0.0.0"];
+const ANY = [ANY_IPV6, "0.0.0.0"];
 
 const HOLD: Record<ContainerPort["protocol"], (port: number, ip: string | undefined) => Promise<() => void>> = {
-  tcp: (port, ip) => (ip === undefined ? onAny((host) => holdTcp(port, host)) : holdTcp(port, ip)),
-  udp: (port, ip) => (ip === undefined ? onAny((host) => holdUdp(port, host)) : holdUdp(port, ip)),
+  tcp: (port, ip) => (ip === undefined ? onAny((host) => holdTcp(port, host)) : holdTcp(port, ip, ip === ANY_IPV6)),
+  udp: (port, ip) => (ip === undefined ? onAny((host) => holdUdp(port, host)) : holdUdp(port, ip, ip === ANY_IPV6)),
   async sctp(port) {
     // Node has no such sockets: a look has to do.
     if (sctpPorts().includes(port)) throw new Error("an SCTP endpoint has the port");
@@ -186,11 +198,11 @@ async function onAny(hold: (host: string) => Promise<() => void>): Promise<() =>
   }
 }
 
-function holdTcp(port: number, host: string): Promise<() => void> {
+function holdTcp(port: number, host: string, ipv6Only = false): Promise<() => void> {
   return new Promise((resolve, reject) => {
     const server = createServer((socket) => socket.destroy());
     server.once("error", reject);
-    server.listen({ port, host, exclusive: true }, () => {
+    server.listen({ port, host, ipv6Only, exclusive: true }, () => {
       server.on("error", () => {});
       resolve(() => server.close());
     });
@@ -198,9 +210,9 @@ function holdTcp(port: number, host: string): Promise<() => void> {
   });
 }
 
-function holdUdp(port: number, host: string): Promise<() => void> {
+function holdUdp(port: number, host: string, ipv6Only = false): Promise<() => void> {
   return new Promise((resolve, reject) => {
-    const socket = createSocket(host === "::" ? "udp6" : "udp4");
+    const socket = createSocket(host.includes(":") ? { type: "udp6", ipv6Only } : { type: "udp4" });
     socket.once("error", reject);
     socket.bind({ port, address: host, exclusive: true }, () => {
       socket.on("error", () => {});

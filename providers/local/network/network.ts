@@ -121,7 +121,7 @@ export class HostNetwork {
         `network.bridge ${JSON.stringify(bridge)}: want 1 to 10 lower-case letters and digits, a letter first`,
       );
     this.#names = new NetworkNames(bridge);
-    this.#forwards = new PortForwards(this.#names, () => this.range.subnet?.ipv6 !== undefined);
+    this.#forwards = new PortForwards(this.#names, () => this.range.hasIpv6);
     this.range = new BridgeRange(options.dir, options.cidr);
     this.#ipam = new Ipam(join(options.dir, "leases"), this.range.subnet);
   }

@@ -32,6 +32,11 @@ export class BridgeRange {
     return this.#subnet;
   }
 
+  /** Whether machines have IPv6 addresses; false while their range is not known. */
+  get hasIpv6(): boolean {
+    return this.#subnet?.ipv6 !== undefined;
+  }
+
   /** @throws ProviderError unavailable while it is not known */
   get inUse(): Subnet {
     if (this.#subnet === undefined) throw new ProviderError("unavailable", NO_RANGE);

@@ -38,7 +38,7 @@ export function networkRules(wanted: NetworkRules): string {
   const open =
     openHostPorts.length === 0 ? [] : [`iifname ${bridge} meta l4proto { tcp, udp } th dport ${ports} accept`];
   const forward = (map: HostPortMap) =>
-    `fib daddr type local dnat ${map === "host_ports6" ? "ip6" : "ip"} to ${KEYS[map].of} map @${map}`;
+    `fib daddr type local dnat ${map.endsWith("6") ? "ip6" : "ip"} to ${KEYS[map].of} map @${map}`;
   // A kernel without IPv6 takes no rule that translates its addresses.
   const hasIpv6 = ipv6Cidr !== undefined;
   const chains: Record<string, [family: string, hook: string, rules: string[]]> = {
@@ -76,7 +76,7 @@ export function networkRules(wanted: NetworkRules): string {
       [
         forward("host_ports_at"),
         `ip daddr != 127.0.0.0/8 ${forward("host_ports")}`,
-        ...(hasIpv6 ? [`ip6 daddr != ::1 ${forward("host_ports6")}`] : []),
+        ...(hasIpv6 ? [forward("host_ports_at6"), `ip6 daddr != ::1 ${forward("host_ports6")}`] : []),
       ],
     ],
     postrouting: [
@@ -122,11 +122,11 @@ export function hairpinRule(table: string, address: string): string {
   return `add element inet ${table} ${set} { ${address} . ${address} }\n`;
 }
 
-type HostPortMap = "host_ports_at" | "host_ports" | "host_ports6";
+type HostPortMap = "host_ports_at" | "host_ports" | "host_ports_at6" | "host_ports6";
 
-/** Of ports of one address alone, of all of IPv4, and of all of IPv6: in which order they are asked. */
+/** Of ports of one address alone, and of all of a family: in which order they are asked. */
 export function hostPortMaps(hasIpv6: boolean): readonly HostPortMap[] {
-  return hasIpv6 ? ["host_ports_at", "host_ports", "host_ports6"] : ["host_ports_at", "host_ports"];
+  return ["host_ports_at", "host_ports", ...(hasIpv6 ? (["host_ports_at6", "host_ports6"] as const) : [])];
 }
 
 const KEYS: Record<HostPortMap, { type: string; of: string }> = {
@@ -135,16 +135,24 @@ const KEYS: Record<HostPortMap, { type: string; of: string }> = {
     of: "ip daddr . meta l4proto . th dport",
   },
   host_ports: { type: "inet_proto . inet_service : ipv4_addr", of: "meta l4proto . th dport" },
+  host_ports_at6: {
+    type: "ipv6_addr . inet_proto . inet_service : ipv6_addr",
+    of: "ip6 daddr . meta l4proto . th dport",
+  },
   host_ports6: { type: "inet_proto . inet_service : ipv6_addr", of: "meta l4proto . th dport" },
 };
 
 /** Before the key of a port of all IPv6 addresses, as it is known here: nft knows it by its map. */
 export const IPV6_KEY = ":: . ";
 
-/** `tcp . 8080`, or `127.0.0.1 . tcp . 8080` -> `10.99.0.2 . 80`; `:: . tcp . 8080` -> `fd00::2 . 80`. */
+/**
+ * `tcp . 8080`, `127.0.0.1 . tcp . 8080` -> `10.99.0.2 . 80`; `:: . tcp . 8080`, `fd00::5 . tcp . 8080` ->
+ * `fd00::2 . 80`.
+ */
 export function hostPortRule(verb: "add" | "delete", table: string, key: string, target: string): string {
   if (key.startsWith(IPV6_KEY))
     return `${verb} element inet ${table} host_ports6 { ${key.slice(IPV6_KEY.length)} : ${target} }\n`;
-  const map = key.split(" . ").length === 3 ? "host_ports_at" : "host_ports";
+  const isOfOne = key.split(" . ").length === 3;
+  const map: HostPortMap = !isOfOne ? "host_ports" : key.includes(":") ? "host_ports_at6" : "host_ports_at";
   return `${verb} element inet ${table} ${map} { ${key} : ${target} }\n`;
 }

@@ -1097,7 +1097,7 @@ export interface components {
       protocol: "tcp" | "udp" | "sctp";
       /** @description Port of the host that is forwarded to it. Capability `host_ports`. */
       host_port?: number;
-      /** @description Address of the host whose port that is. Absent: all. */
+      /** @description Address of the host whose port that is; `::`: all of IPv6. Absent: all. */
       host_ip?: string;
     };
     HttpAction: {
@@ -3161,4 +3161,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: 7b05a506420cc0f3417bd6d719a07ffc452b90d57e15dde014989304ee6d64a1
+// sha256 of openapi.yaml: f5a157dcb589d875125522e54c98c37250565593d6c4759633a4335585893762

@@ -229,6 +229,25 @@ add rule ip6 ${table} pre ip6 daddr ${vip} tcp dport 80 dnat to [${to}]:9
     expect(await map()).not.toContain(`${host_port}`);
   });
 
+  test("has a port of one IPv6 address of this host, and of no other, until it goes", async () => {
+    const machine = await network.attachNamespace("a");
+    const host_port = 20_000 + Math.floor(Math.random() * 10_000);
+    const { gateway } = machine.ipv6!;
+    const ports = [{ port: 9, host_port, protocol: "tcp", host_ip: gateway }] as const;
+    await network.openHostPorts("a", ports);
+    await network.openHostPorts("a", ports);
+    const map = async () =>
+      (await run("nft", ["list", "map", "inet", `vmlet_${options.bridge}`, "host_ports_at6"])).stdout.toString();
+    expect(await map()).toContain(`${gateway} . tcp . ${host_port} : ${ipv6Of(machine)} . 9`);
+    expect(await answers(undefined, gateway, host_port, "only")).toBe(true);
+    await run("nft", ["flush", "map", "inet", `vmlet_${options.bridge}`, "host_ports_at6"]);
+    expect(await network.heal()).toBe(`host port ${gateway} . tcp . ${host_port}`);
+    const other = network.openHostPorts("b", [{ port: 9, host_port, protocol: "tcp" }]);
+    await expect(other).rejects.toMatchObject({ code: "conflict" });
+    await network.detach("a");
+    expect(await map()).not.toContain(`${host_port}`);
+  });
+
   test("leaves this host's own way out as it is", () => {
     const conf = "/proc/sys/net/ipv6/conf";
     expect(readFileSync(`${conf}/all/forwarding`, "utf8").trim()).toBe("1");

@@ -20,7 +20,8 @@ const port = (host_port: number, more: Partial<ContainerPort> = {}): ContainerPo
   host_port,
   ...more,
 });
-const policy = { allowed: DEFAULT_HOST_PORTS, reserved: [8080] };
+const policy = { allowed: DEFAULT_HOST_PORTS, reserved: [8080], hasIpv6: false };
+const dual = { ...policy, hasIpv6: true };
 
 describe("host ports that a machine asks for", () => {
   test.each([[1024], [65_535], [30_000]])("%s may be had", (number) =>
@@ -34,7 +35,7 @@ describe("host ports that a machine asks for", () => {
     ["the backend's own, as UDP", [port(8080, { protocol: "udp" })], "unsupported", "containers.ports.host_port"],
     ["the same twice", [port(2000), port(2000, { port: 81 })], "invalid", "containers.ports.host_port"],
     ["of another's address", [port(2000, { host_ip: "192.0.2.77" })], "unsupported", "containers.ports.host_ip"],
-    ["of an IPv6 address", [port(2000, { host_ip: "::1" })], "unsupported", "containers.ports.host_ip"],
+    ["of an IPv6 address", [port(2000, { host_ip: "::" })], "unsupported", "containers.ports.host_ip"],
     ["of what is no address", [port(2000, { host_ip: "localhost" })], "unsupported", "containers.ports.host_ip"],
     [
       "the same of one address and of all",
@@ -52,7 +53,7 @@ describe("host ports that a machine asks for", () => {
     expect(() => requireHostPorts(machine(...ports), policy)).toThrow(expect.objectContaining({ code, field })),
   );
   test("low ones may be had where the host's owner says so, and then no others", () => {
-    const own = { allowed: ["80", "30000-30010"], reserved: [] };
+    const own = { ...policy, allowed: ["80", "30000-30010"], reserved: [] };
     expect(() => requireHostPorts(machine(port(80), port(30_010)), own)).not.toThrow();
     expect(() => requireHostPorts(machine(port(30_011)), own)).toThrow("engine.network.hostPorts: 80, 30000-30010");
   });
@@ -63,6 +64,21 @@ describe("host ports that a machine asks for", () => {
       .map(({ address }) => port(2000, { host_ip: address }));
     expect(() => requireHostPorts(machine(...own, port(2000, { host_ip: "127.0.0.7" })), policy)).not.toThrow();
   });
+  describe("where machines have IPv6 addresses", () => {
+    test("one of all of this host's may be had, beside one of an IPv4 address", () =>
+      expect(() =>
+        requireHostPorts(machine(port(2000, { host_ip: "::" }), port(2000, { host_ip: "127.0.0.1" })), dual),
+      ).not.toThrow());
+
+    test.each([
+      ["loopback's", [port(2000, { host_ip: "::1" })], "is IPv6's loopback"],
+      ["another's", [port(2000, { host_ip: "2001:DB8::0:7" })], 'host_ip "2001:db8::7" is not an address of this host'],
+      ["all of them and all addresses", [port(2000, { host_ip: "::" }), port(2000, { port: 81 })], "asked for twice"],
+    ])("is refused of %s", (_title, ports, words) =>
+      expect(() => requireHostPorts(machine(...ports), dual)).toThrow(words),
+    );
+  });
+
   test("the same number may be had for TCP and for UDP", () =>
     expect(() => requireHostPorts(machine(port(2000), port(2000, { protocol: "udp" })), policy)).not.toThrow());
   test.each(["0", "65536", "20-10", "-", "1-", "http", "", "1-2-3"])("%j is no range", (text) =>

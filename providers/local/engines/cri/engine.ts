@@ -336,7 +336,10 @@ export class CriEngine implements Engine {
     // By the field that only clients with the verb for it may set: the namespace is any client's word.
     requireContained(spec, { ...this.#policy, mayBePrivileged: ownsHost(spec, host) });
     requireDevices(spec, this.#options.cdiDevices ?? []);
-    requireHostPorts(spec, { allowed: network?.hostPorts ?? DEFAULT_HOST_PORTS, reserved: reservedPorts ?? [] });
+    const { hostPorts: allowed = DEFAULT_HOST_PORTS } = network ?? {};
+    // What another plugin's network has, it says itself.
+    const hasIpv6 = this.#context.network?.range.hasIpv6 ?? true;
+    requireHostPorts(spec, { allowed, reserved: reservedPorts ?? [], hasIpv6 });
   }
 
   async sweep(known: ReadonlySet<string>): Promise<void> {

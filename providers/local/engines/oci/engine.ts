@@ -275,7 +275,8 @@ export class OciEngine implements Engine {
         );
     }
     const { network, reservedPorts } = this.#options;
-    requireHostPorts(spec, { allowed: network?.hostPorts ?? DEFAULT_HOST_PORTS, reserved: reservedPorts ?? [] });
+    const { hostPorts: allowed = DEFAULT_HOST_PORTS } = network ?? {};
+    requireHostPorts(spec, { allowed, reserved: reservedPorts ?? [], hasIpv6: this.#context.network.range.hasIpv6 });
   }
 
   async sweep(known: ReadonlySet<string>): Promise<void> {

@@ -216,7 +216,8 @@ export class VmEngine implements Engine {
         throw new ProviderError("invalid", `${JSON.stringify(name)} is not a sysctl`, { field: "security.sysctls" });
     }
     const { network, reservedPorts } = this.#options;
-    requireHostPorts(spec, { allowed: network?.hostPorts ?? DEFAULT_HOST_PORTS, reserved: reservedPorts ?? [] });
+    const { hostPorts: allowed = DEFAULT_HOST_PORTS } = network ?? {};
+    requireHostPorts(spec, { allowed, reserved: reservedPorts ?? [], hasIpv6: this.#network.range.hasIpv6 });
   }
 
   async sweep(known: ReadonlySet<string>): Promise<void> {
