@@ -230,7 +230,7 @@ add rule ip6 ${table} pre ip6 daddr ${vip} tcp dport 80 dnat to [${to}]:9
   });
 
   test("has a port of one IPv6 address of this host, and of no other, until it goes", async () => {
-    const machine = await network.attachNamespace("a");
+    const [machine] = [await network.attachNamespace("a"), await network.attachNamespace("b")];
     const host_port = 20_000 + Math.floor(Math.random() * 10_000);
     const { gateway } = machine.ipv6!;
     const ports = [{ port: 9, host_port, protocol: "tcp", host_ip: gateway }] as const;
