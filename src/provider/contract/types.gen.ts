@@ -3161,4 +3161,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: f5a157dcb589d875125522e54c98c37250565593d6c4759633a4335585893762
+// sha256 of openapi.yaml: d5894a5c7f934a465572457b56b4b6776cb129677a069d08a702f69e820b34d3
