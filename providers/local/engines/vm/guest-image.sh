@@ -77,24 +77,23 @@ LD_LIBRARY_PATH=$libraries ldd "$root"/bin/{crun,e2fsck,resize2fs} |
   done
 cp -L /lib64/ld-linux-*.so* "$root/lib64/" 2>/dev/null || cp -L /lib/ld-linux-*.so* "$root/lib/"
 
-# In the order of their dependencies; what is built into a kernel is left out.
-for module in virtio_ring virtio virtio_pci_legacy_dev virtio_pci_modern_dev virtio_pci failover net_failover virtio_net \
-  virtio_console scsi_common scsi_mod sd_mod virtio_scsi overlay squashfs; do
-  file=$(find "$work/pkg/lib/modules" -name "$module.ko" | head -1)
-  [ -n "$file" ] || continue
-  cp "$file" "$root/modules/$module.ko"
-  strip --strip-debug "$root/modules/$module.ko"
-  echo "$module" >> "$root/modules/order"
-done
+# FOLDER MODULE...: in the order of their dependencies; what is built into a kernel is left out.
+modules() {
+  folder=$1
+  shift
+  mkdir -p "$folder"
+  for module; do
+    file=$(find "$work/pkg/lib/modules" -name "$module.ko" | head -1)
+    [ -n "$file" ] || continue
+    cp "$file" "$folder/$module.ko"
+    strip --strip-debug "$folder/$module.ko"
+    echo "$module" >> "$folder/order"
+  done
+}
+modules "$root/modules" virtio_ring virtio virtio_pci_legacy_dev virtio_pci_modern_dev virtio_pci failover net_failover virtio_net \
+  virtio_console scsi_common scsi_mod sd_mod virtio_scsi overlay squashfs
 # For machines with folders of NFS servers alone: packed, they take a third of the memory of all others.
-mkdir "$work/nfs"
-for module in grace sunrpc lockd netfs fscache nfs dns_resolver nfsv4; do
-  file=$(find "$work/pkg/lib/modules" -name "$module.ko" | head -1)
-  [ -n "$file" ] || continue
-  cp "$file" "$work/nfs/$module.ko"
-  strip --strip-debug "$work/nfs/$module.ko"
-  echo "$module" >> "$work/nfs/order"
-done
+modules "$work/nfs" grace sunrpc lockd netfs fscache nfs dns_resolver nfsv4
 tar -C "$work/nfs" --sort=name --mtime=@0 --owner=0 --group=0 --numeric-owner -cf - . | gzip -9 -n > "$root/modules/nfs.tgz"
 cp "$here/guest/init" "$root/init"
 cp "$here/guest/vmlet" "$root/bin/vmlet"
