@@ -210,6 +210,10 @@ const LEFT_OUT: readonly { pattern: RegExp; fact?: keyof HostFacts; reason: stri
       "asks for oom_score_adj -997 of a container that was restarted: this host lets no process go below 0 (no CAP_SYS_RESOURCE)",
   },
   {
+    pattern: /DNS configMap nameserver Forward PTR lookup/,
+    reason: "asks public name servers for the name of 8.8.8.8, before it asks the cluster's for one of its own",
+  },
+  {
     pattern: /loopback local block volume should support online expansion on node/,
     fact: "oomScores",
     reason: "has an ext4 grow while it is mounted: this host's kernel lets no process do that (no CAP_SYS_RESOURCE)",
