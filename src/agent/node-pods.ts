@@ -72,7 +72,7 @@ export function createPods(options: NodeAgentOptions, acting: Kube, backend: Bac
     ...sources,
     disks,
     node: () => own.current,
-    onNode: (current) => own.see(current),
+    onNode: (...seen) => own.see(...seen),
     facts: () => nodeFacts(options, own),
     backend: () => backend.forPods(),
     allocation,

@@ -34,9 +34,12 @@ export class OwnNode {
     this.#refresh();
   }
 
-  /** The API server has said this of it, which a watch may be late to bring. */
-  see(node: Node): void {
-    this.#seen = { node, before: this.current };
+  /**
+   * The API server has said this of it, which a watch may be late to bring.
+   * @param before what was known when it was asked: what the watch has brought since may be newer
+   */
+  see(node: Node, before: Node | undefined): void {
+    this.#seen = { node, before };
   }
 
   /** Undefined while it is not registered. */

@@ -59,8 +59,8 @@ export interface PodRendererOptions {
   csi: PodCsiVolumes;
   /** This node as the API server has it; undefined until it is registered. */
   node: () => Node | undefined;
-  /** Called with what the API server has just said of the node: it may be newer than what `node` tells. */
-  onNode?: ((node: Node) => void) | undefined;
+  /** Called with what the API server has just said of the node, and what `node` told before it was asked. */
+  onNode?: ((node: Node, before: Node | undefined) => void) | undefined;
   facts: () => NodeFacts;
   backend: () => Backend;
   /** The resources that this node's pods have been given; it is called for each pod that comes, changes or goes. */
@@ -424,10 +424,11 @@ export class PodRenderer {
   }
 
   async #liveNode(signal: AbortSignal): Promise<Node | undefined> {
+    const before = this.#options.node();
     try {
       const { kube, facts, onNode } = this.#options;
       const node = await kube.request<Node>({ method: "GET", path: nodePath(facts().nodeName), signal });
-      onNode?.(node);
+      onNode?.(node, before);
       return node;
     } catch {
       signal.throwIfAborted();

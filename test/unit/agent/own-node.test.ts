@@ -28,9 +28,16 @@ test("what somebody else has written into it is told from what is the backend's"
   expect(known(own)).toEqual([5, ["example.com/slots"]]);
 });
 
+test("what the watch has brought while the API server was asked counts", () => {
+  const before = nodeWith({});
+  stored = nodeWith({ "example.com/slots": "6" });
+  own.see(nodeWith({}), before);
+  expect(known(own)).toEqual([6, ["example.com/slots"]]);
+});
+
 test("what the API server has just said counts, until the watch brings something", () => {
   stored = nodeWith({});
-  own.see(nodeWith({ "example.com/slots": "5" }));
+  own.see(nodeWith({ "example.com/slots": "5" }), stored);
   expect(known(own)).toEqual([5, ["example.com/slots"]]);
   stored = nodeWith({ "example.com/slots": "6" });
   expect(known(own)).toEqual([6, ["example.com/slots"]]);
