@@ -324,7 +324,7 @@ export class MachineCreation {
 function diskAt({ volumes = [] }: MachineSpec, { code, field }: ProviderError): string | undefined {
   if (!["not_found", "in_use", "out_of_zone", "invalid"].includes(code)) return undefined;
   const volume = volumes[Number(/^volumes\.(\d+)\./.exec(field ?? "")?.[1] ?? "-1")];
-  return volume?.type === "persistent" ? volume.name : undefined;
+  return volume?.type === "persistent" || volume?.type === "nfs" ? volume.name : undefined;
 }
 
 const STAYS_PENDING = (kind: string) => `The pod stays Pending, because its ${kind} would replace a failed one at once`;

@@ -387,6 +387,16 @@ describe("a pod whose persistent volume its backend does not give it", () => {
     },
   );
 
+  test("is held as well when it is a server's folder, whose options the backend does not have", async () => {
+    const { world } = refusing("invalid", "volumes.1.mount_options");
+    const share = { name: "data", type: "nfs" as const, server: "files.example", path: "/", mount_options: ["vers=3"] };
+    const other = { name: "conf", type: "empty_dir" as const, medium: "disk" as const };
+    world.rendered = { kind: "ready", spec: { ...SPEC, volumes: [other, share] } };
+    await world.pass(600_000);
+    expect(world.pod.status?.phase).toBe("Pending");
+    expect(world.said("FailedMount")[0]).toContain('MountVolume.SetUp failed for volume "data" : ');
+  });
+
   test("runs once it may have it", async () => {
     const { world, relent } = refusing("in_use");
     await world.pass(10_000);
