@@ -216,15 +216,19 @@ export class GuestDisks {
   }
 }
 
+/** Whether the machine may write to what outlives it: disks, and folders of NFS servers. */
+export const writesOutside = ({ volumes = [] }: Pick<MachineSpec, "volumes">): boolean =>
+  volumes.some((volume) => (volume.type === "persistent" || volume.type === "nfs") && volume.read_only !== true);
+
 /**
- * Ends all that runs in the guest, and has it write back what it has of disks that outlive it. A guest that does not,
- * has lost what it had not written, as by a loss of power. Never rejects.
+ * Ends all that runs in the guest, and has it write back what it has of disks and folders that outlive it. A guest that
+ * does not, has lost what it had not written, as by a loss of power. Never rejects.
  */
 export async function releaseDisks(
   vm: Pick<DiskVm, "control"> & { readonly processorMs: number | undefined; readonly alive: boolean },
   { spec, clock, logger, id }: { spec: MachineSpec; clock: Clock; logger: Logger; id: string },
 ): Promise<void> {
-  if (claimsOf(spec).every(({ readOnly }) => readOnly) || !vm.alive) return;
+  if (!writesOutside(spec) || !vm.alive) return;
   using patience = patienceFor(() => vm.processorMs, RELEASE, clock);
   try {
     await vm.control.run([["release"]], patience.signal);

@@ -42,7 +42,7 @@ import { DISK_VOLUME_CAPABILITIES, VM_CAPABILITIES } from "../capabilities.ts";
 import { checkDiskVolumes, DiskVolumes, hasDiskVolumes } from "../../volumes/disk-files.ts";
 import type { HostVolumes, VolumePlace } from "../../volume-contents.ts";
 import { probeAccelerator } from "./accelerator.ts";
-import { GuestDisks, releaseDisks } from "./disks.ts";
+import { GuestDisks, releaseDisks, writesOutside } from "./disks.ts";
 import { assertNfsOptions } from "./nfs.ts";
 import { tscKhz } from "./frequency.ts";
 import { checkGuest, defaultGuestDir, hasGuest, makeGuest, outdatedPackages } from "./guest.ts";
@@ -320,7 +320,7 @@ export class VmEngine implements Engine {
   async #destroyVm({ id, spec }: MachineHome, key: string): Promise<void> {
     const context = await this.#context.get();
     const { clock, logger } = this.#options;
-    const vm = volumeClaims(spec).length === 0 ? undefined : await Vm.find(context, key);
+    const vm = writesOutside(spec) ? await Vm.find(context, key) : undefined;
     if (vm !== undefined) {
       await releaseDisks(vm, { id, spec, clock, logger });
       vm.control.close();
