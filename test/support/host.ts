@@ -14,3 +14,9 @@ export function testNetwork(dir: string): NetworkOptions {
   const [a, b] = randomBytes(2);
   return { dir, bridge: `vt${randomBytes(3).toString("hex")}`, cidr: `10.${200 + (a! % 50)}.${b!}.0/24` };
 }
+
+/** The IPv6 range that goes with an IPv4 one of {@link testNetwork}: in canonical form, so that tests compare addresses as text. */
+export function secondRange(cidr: string): string {
+  const [, second, third] = cidr.split(".");
+  return `fd00:99:${second}:f${third}::/64`;
+}

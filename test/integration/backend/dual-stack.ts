@@ -3,7 +3,7 @@ import { expect, test } from "vitest";
 import { inRanges } from "../../../src/util/cidr.ts";
 import { waitFor } from "../../e2e/harness/wait.ts";
 import { type ContainerEngine, engineOnThisHost } from "../../support/engines.ts";
-import { testNetwork } from "../../support/host.ts";
+import { secondRange, testNetwork } from "../../support/host.ts";
 import { leaveOut } from "../../support/left-out.ts";
 import { missingForImages } from "../../support/registry.ts";
 import { OWN, withOwnBackend } from "./own-backend.ts";
@@ -20,8 +20,7 @@ export async function dualStack(type: ContainerEngine): Promise<void> {
 
 async function hasBothFamilies(type: ContainerEngine): Promise<void> {
   const { bridge, cidr = "" } = testNetwork("");
-  const [, second, third] = cidr.split(".");
-  const ranges = [cidr, `fd00:99:${second}:${third}::/64`];
+  const ranges = [cidr, secondRange(cidr)];
   const network = { bridge, cidr: "node", podCidrs: [cidr, "fd00:99::/32"] };
   await withOwnBackend(type, { network }, async ({ provider, restart, create, addressesOf }) => {
     expect(await provider.podRanges.put({ labels: OWN, ranges }, { signal })).toMatchObject({ ranges, state: "ready" });

@@ -9,7 +9,7 @@ import { join } from "node:path";
 import { afterAll, afterEach, beforeAll, describe, expect, test } from "vitest";
 import { run } from "../../../providers/local/host/command.ts";
 import { type Attachment, HostNetwork, type NetworkOptions } from "../../../providers/local/network/network.ts";
-import { missingForNetwork, testNetwork } from "../../support/host.ts";
+import { missingForNetwork, secondRange, testNetwork } from "../../support/host.ts";
 import { leaveOut } from "../../support/left-out.ts";
 
 const lacksIpv6 = existsSync("/proc/net/if_inet6") ? undefined : "this kernel has no IPv6";
@@ -74,8 +74,7 @@ describe.skipIf(missing !== undefined)("a machine of two families", () => {
 
   beforeAll(async () => {
     options = testNetwork(await mkdtemp(join(tmpdir(), "vmlet-dual-")));
-    const [, second, third] = options.cidr!.split(".");
-    options = { ...options, cidr: `${options.cidr},fd00:99:${second}:${third}::/64` };
+    options = { ...options, cidr: `${options.cidr},${secondRange(options.cidr!)}` };
     network = new HostNetwork(options);
   });
   afterEach(async () => {
