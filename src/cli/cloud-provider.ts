@@ -57,6 +57,7 @@ export function capabilitiesOf({
 }: Pick<CloudProviderConfig, "cloud"> & Partial<CloudProviderConfig>): readonly Capability[] {
   return [
     ...CRI_CAPABILITIES,
+    "supplemental_groups_policy",
     "volumes.host_path",
     ...(allowPrivileged ? (["privileged"] as const) : []),
     ...(services ? (["services"] as const) : []),

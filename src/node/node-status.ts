@@ -35,6 +35,13 @@ function declaredFeatures({ capabilities }: NodeDescription, existing: Node | un
   ];
 }
 
+/** What the scheduler and clients ask of a node's runtime as a whole (KEP-3619). */
+function features({ capabilities }: NodeDescription, existing: Node | undefined) {
+  // An agent that has just been started does not know yet.
+  if (capabilities === undefined) return existing?.status?.features;
+  return { supplementalGroupsPolicy: capabilities.includes("supplemental_groups_policy") };
+}
+
 /** As a kubelet: what its runtime has, by name. Undefined: the runtime gives no choice. */
 function runtimeHandlers({ capabilities, runtimeHandlers }: NodeDescription, existing: Node | undefined) {
   const before = existing?.status?.runtimeHandlers;
@@ -253,6 +260,7 @@ export function nodeStatus(
   const { os, architecture } = platformOf(settings, existing);
   const { capacity, allocatable } = resources(existing, observation);
   const handlers = runtimeHandlers(settings, existing);
+  const ofRuntime = features(settings, existing);
   const uuid = systemUuid(settings);
   return {
     ...existing?.status,
@@ -266,6 +274,7 @@ export function nodeStatus(
     daemonEndpoints: { kubeletEndpoint: { Port: settings.kubeletPort } },
     declaredFeatures: declaredFeatures(settings, existing),
     ...(handlers === undefined ? {} : { runtimeHandlers: handlers }),
+    ...(ofRuntime && { features: ofRuntime }),
     ...(observation.volumesInUse && { volumesInUse: observation.volumesInUse }),
     nodeInfo: {
       machineID: uuid.replaceAll("-", ""),
@@ -491,7 +500,7 @@ export function statusPatch(
  */
 function changedFeatures(before: Status, status: Status): Record<string, unknown> {
   const patch: Record<string, unknown> = {};
-  for (const field of ["declaredFeatures", "runtimeHandlers"] as const)
+  for (const field of ["declaredFeatures", "features", "runtimeHandlers"] as const)
     if (JSON.stringify(before[field]) !== JSON.stringify(status[field])) patch[field] = status[field];
   const { runningInUserNamespace } = status.nodeInfo ?? {};
   if (before.nodeInfo?.runningInUserNamespace !== runningInUserNamespace)

@@ -58,6 +58,7 @@ export const CAPABILITIES = {
   hosts: "entries in /etc/hosts",
   dns: "an own resolv.conf",
   security_context: "user, group, capabilities, read-only root, seccomp",
+  supplemental_groups_policy: "none of the groups that an image has its user in (supplemental_groups_policy strict)",
   apparmor: "AppArmor profiles of the backend's host",
   privileged: "privileged containers",
   user_namespace: "users of the machine are none of its host's (host_users false)",

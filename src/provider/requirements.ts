@@ -56,6 +56,8 @@ type Need = (capability: Capability, field: string) => void;
 function machineSecurityNeeds(security: NonNullable<MachineSpec["security"]>, need: Need): void {
   if (security.fs_group !== undefined) need("security_context", "security.fs_group");
   if (security.supplemental_groups?.length) need("security_context", "security.supplemental_groups");
+  if (security.supplemental_groups_policy === "strict")
+    need("supplemental_groups_policy", "security.supplemental_groups_policy");
   if (security.sysctls?.length) need("sysctls", "security.sysctls");
   if (security.host_users === false) need("user_namespace", "security.host_users");
   if (security.share_process_namespace === true) need("share_process_namespace", "security.share_process_namespace");

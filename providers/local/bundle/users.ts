@@ -24,6 +24,8 @@ export interface UserQuery {
   runAsNonRoot: boolean;
   /** Added to what the image's group file says. */
   supplementalGroups: readonly number[];
+  /** Whether the image's group file says nothing. */
+  isStrict: boolean;
   /** Contents of /etc/passwd and /etc/group of the image; absent files are empty. */
   passwdFile: string;
   groupFile: string;
@@ -54,7 +56,9 @@ export function resolveUser(query: UserQuery): ResolvedUser {
   const isOfImage = query.user === undefined && query.group === undefined && imageGroup;
   const gid = query.group ?? (isOfImage ? findGroup(query, imageGroup, groups) : (entry?.gid ?? 0));
   const member =
-    entry === undefined ? [] : groups.filter(({ members }) => members.includes(entry.name)).map((group) => group.gid);
+    entry === undefined || query.isStrict
+      ? []
+      : groups.filter(({ members }) => members.includes(entry.name)).map((group) => group.gid);
   if (member.length > MAX_IMAGE_GROUPS)
     throw new ContainerError(
       "CreateContainerError",
@@ -128,6 +132,7 @@ export function containerUser(
     group: spec.security?.group,
     runAsNonRoot: spec.security?.run_as_non_root === true,
     supplementalGroups: [...groups, ...(group === undefined ? [] : [group])],
+    isStrict: machine.spec.security?.supplemental_groups_policy === "strict",
     ...accountFiles(image.rootfs, spec.name),
     container: spec.name,
     pod: formatOwner(machine.id, machine.spec.labels),

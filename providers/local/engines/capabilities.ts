@@ -56,6 +56,7 @@ export const CRI_CAPABILITIES: readonly Capability[] = [
 /** A machine with a kernel of its own can be handed over whole. */
 export const VM_CAPABILITIES: readonly Capability[] = [
   ...OCI_CAPABILITIES,
+  "supplemental_groups_policy",
   "privileged",
   "user_namespace",
   "share_process_namespace",

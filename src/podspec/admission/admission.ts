@@ -109,13 +109,6 @@ function checkPlatform(pod: Pod, { status }: Node): Rejection | undefined {
   const spec = pod.spec;
   if (spec?.os !== undefined && spec.os.name !== nodeOs)
     return reject("PodOSNotSupported", "Failed to admit pod as the OS field doesn't match node OS");
-  const isStrict = spec?.securityContext?.supplementalGroupsPolicy === "Strict";
-  if (isStrict && status?.features?.supplementalGroupsPolicy !== true) {
-    return reject(
-      "SupplementalGroupsPolicyNotSupported",
-      "SupplementalGroupsPolicy=Strict is not supported in this node",
-    );
-  }
   return undefined;
 }
 

@@ -119,6 +119,19 @@ export const GATED_FEATURES: readonly GatedFeature[] = [
     find: findSecurityContext,
   },
   {
+    capability: "supplemental_groups_policy",
+    // kubelet: lifecycle/predicate.go
+    refusal: {
+      reason: "SupplementalGroupsPolicyNotSupported",
+      why: "SupplementalGroupsPolicy=Strict is not supported in this node",
+    },
+    field: "spec.securityContext.supplementalGroupsPolicy",
+    find: ({ spec }) =>
+      spec?.securityContext?.supplementalGroupsPolicy === "Strict"
+        ? ["spec.securityContext.supplementalGroupsPolicy"]
+        : [],
+  },
+  {
     capability: "sysctls",
     field: "spec.securityContext.sysctls",
     find: (pod) => paths(pod.spec?.securityContext?.sysctls, "spec.securityContext.sysctls", () => true),

@@ -49,6 +49,8 @@ export function machineSecurity(pod: Pod): MachineSpec["security"] | undefined {
     fs_group_change_policy:
       policy === "OnRootMismatch" ? "on_root_mismatch" : policy === "Always" ? "always" : undefined,
     supplemental_groups: groups.length > 0 ? [...groups] : undefined,
+    // The other policy is what a machine has that nothing is said of.
+    supplemental_groups_policy: context?.supplementalGroupsPolicy === "Strict" ? "strict" : undefined,
     sysctls:
       sysctls.length > 0 ? sysctls.map(({ name, value }) => ({ name: name.replaceAll("/", "."), value })) : undefined,
     share_process_namespace: pod.spec?.shareProcessNamespace,

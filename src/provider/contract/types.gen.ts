@@ -697,6 +697,7 @@ export interface components {
        *     | `hosts` | entries in /etc/hosts |
        *     | `dns` | an own resolv.conf |
        *     | `security_context` | user, group, capabilities, read-only root, seccomp |
+       *     | `supplemental_groups_policy` | none of the groups that an image has its user in (supplemental_groups_policy strict) |
        *     | `apparmor` | AppArmor profiles of the backend's host |
        *     | `privileged` | privileged containers |
        *     | `user_namespace` | users of the machine are none of its host's (host_users false) |
@@ -1478,6 +1479,11 @@ export interface components {
         fs_group_change_policy?: "always" | "on_root_mismatch";
         /** @description Further groups of every container. */
         supplemental_groups?: components["schemas"]["Count"][];
+        /**
+         * @description With `strict`, a container has its group, `fs_group` and `supplemental_groups`, and none of the groups that its image's /etc/group has its user in. Absent: `merge`, those too. Capability of the same name.
+         * @enum {string}
+         */
+        supplemental_groups_policy?: "merge" | "strict";
         /** @description Kernel parameters of the machine. Capability `sysctls`. */
         sysctls?: {
           /** @description Name, with dots. */
@@ -3161,4 +3167,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: d5894a5c7f934a465572457b56b4b6776cb129677a069d08a702f69e820b34d3
+// sha256 of openapi.yaml: 275511ccfc75519db6ec3bf6e9d132a50b40a3aa04e7e01eb19aeee06984a20c

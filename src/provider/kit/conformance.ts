@@ -98,6 +98,7 @@ export const UNCHECKED: readonly Capability[] = [
   "hosts",
   "dns",
   "apparmor",
+  "supplemental_groups_policy",
   "privileged",
   "user_namespace",
   "sysctls",

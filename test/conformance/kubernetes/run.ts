@@ -5,7 +5,8 @@
  * RESULTS.md stays as it is. `--untagged` takes those of the tests that are tagged neither [Conformance] nor [NodeConformance] which any
  * cluster can be asked for, with engine cri, in place of the tagged: their table is RESULTS-untagged.md. Some of them want
  * `--network-policies` (kube-router's firewall on this host), `--dual-stack` (IPv6 beside IPv4), `--dns-pods` (CoreDNS as a
- * Deployment of theirs, not on this host) or `--volumes` (vmlet's own, of the class that claims get which name none).
+ * Deployment of theirs, not on this host), `--volumes` (vmlet's own, of the class that claims get which name none) or
+ * `--node-ssh` (a server of SSH on each node's host, and a systemd that has a kubelet: the agent).
  * `--engine vm` has a table of its own, RESULTS-vm.md, with what was run of it; so has `--engine incus`, whose machines are
  * containers of an Incus cluster. `--attempts 2` tries what fails once more, and
  * says so: some tests race with any node ("lifecycle of Pods and PodStatus" wants a pod Ready just when its image changes).
@@ -31,6 +32,7 @@ import { environmentPrograms, hasHostAccess, startEnvironment } from "./environm
 import { pushImages, repositoryList, suitePrograms, untaggedPrograms } from "./images.ts";
 import { fetchGuestPackages, startIncusEnvironment } from "./incus-environment.ts";
 import { isInside, runInside, setUp } from "./namespaces.ts";
+import { startNodeSsh } from "./node-ssh.ts";
 import { complete, fromMarkdown, merge, resultsOf, toldOf, toMarkdown, type Result } from "./report.ts";
 import { leftOut, isSerial, selectSpecs, specOf, suiteOf, type GinkgoReport, type Spec } from "./specs.ts";
 import { suiteReport } from "./suite-reports.ts";
@@ -51,6 +53,7 @@ const { values: options } = parseArgs({
     "dual-stack": { type: "boolean", default: false },
     "dns-pods": { type: "boolean", default: false },
     volumes: { type: "boolean", default: false },
+    "node-ssh": { type: "boolean", default: false },
     engine: { type: "string", default: chosenEngine("oci") },
     attempts: { type: "string", default: "1" },
   },
@@ -63,7 +66,9 @@ const hostAccess = engine !== "incus" && hasHostAccess(engine);
 /** Where `--within` looks up how long a test takes, whatever the engine: the whole suite is run on engine oci. */
 const knownResults = join(import.meta.dirname, "../RESULTS.md");
 const { untagged, "network-policies": networkPolicies } = options;
-const ofBackends = (["network-policies", "dual-stack", "dns-pods", "volumes"] as const).find((name) => options[name]);
+const ofBackends = (["network-policies", "dual-stack", "dns-pods", "volumes", "node-ssh"] as const).find(
+  (name) => options[name],
+);
 if (engine === "incus" && ofBackends !== undefined) throw new Error(`--${ofBackends}: not with --engine incus`);
 if (untagged && engine !== "cri") throw new Error("--untagged: with --engine cri, whose owner may give pods the host");
 const resultsFile =
@@ -96,6 +101,7 @@ async function main(): Promise<number> {
   process.once("SIGINT", () => abort.abort());
   await using environment = await startMachines();
   console.log(`control plane, backend and agents log to ${environment.cluster.sandbox.dir}`);
+  using ssh = options["node-ssh"] ? await startNodeSsh(environment.cluster.sandbox, environment.agents) : undefined;
   const repositories = join(reportDir, "repositories.yaml");
   await writeFile(repositories, stringify(repositoryList(environment.registry.host)));
   const images = await pushImages(environment.registry, await listImages(repositories), { untagged });
@@ -109,7 +115,7 @@ async function main(): Promise<number> {
   const writing = new PQueue({ concurrency: 1 });
   const isTold = options.within === undefined || engine !== "oci";
   const reports = await runSpecs(wanted, Number(options.parallel), {
-    ...{ environment, host, repositories, reportDir, attempts: options.attempts },
+    ...{ environment, host, repositories, reportDir, attempts: options.attempts, ssh },
     signal: abort.signal,
     // A run may take hours: what has ended is kept whatever ends the run.
     ended: async (ofProcess, report) => {

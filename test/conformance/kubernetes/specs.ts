@@ -167,9 +167,15 @@ const GUARANTEED_RESTART =
  */
 const LEFT_OUT: readonly { pattern: RegExp; fact?: keyof HostFacts; reason: string }[] = [
   {
-    pattern: /subPath should remount stale subpath bind mount/,
+    pattern:
+      /subPath should (remount stale subpath bind mount|unmount if pod is (gracefully|force) deleted while kubelet is down)/,
     reason:
       "looks for the bind mount below /var/lib/kubelet/pods, where a kubelet has it: a backend keeps what it has of a machine in its own folder",
+  },
+  {
+    pattern: /block volmode\)\] disruptive .* while the kubelet is down cleans up/,
+    reason:
+      "looks for links to devices below /var/lib/kubelet, where a kubelet has them: a backend keeps what it has of a machine in its own folder",
   },
   {
     pattern: /KubeletManagedEtcHosts|if pod uses host network|when hostNetwork is enabled/,

@@ -8,7 +8,7 @@
  * that, and leaves the file as it is; without it the file gets what was run, as it ends. `--tmpfs 6g` keeps images and volumes in so much
  * memory, for a host whose disk is nearly full (the nodes would have disk pressure), on a file system of 200 GiB: StatefulSets' tests
  * claim 10 GiB for each pod, all of which is reserved, and write next to nothing. With `--zones` each node has a backend of its own, which is
- * a zone, as the group `topology` wants it. `--table` runs nothing: it writes the
+ * a zone, as the group `topology` wants it. `--node-ssh` lets tests stop a node's kubelet (run.ts). `--table` runs nothing: it writes the
  * file anew, of the results that it has and all that the suite has besides.
  *
  * Needs what `npm run conformance` needs, and loop devices.
@@ -27,6 +27,7 @@ import { environmentPrograms, hasHostAccess, startEnvironment } from "./environm
 import { pushImages, repositoryList, suitePrograms } from "./images.ts";
 import { fetchGuestPackages, startIncusEnvironment } from "./incus-environment.ts";
 import { isInside, runInside, setUp } from "./namespaces.ts";
+import { startNodeSsh } from "./node-ssh.ts";
 import { fromMarkdown, merge, resultsOf, toldOf, withNotRun, type Result } from "./report.ts";
 import { isSerial, type GinkgoReport, type Spec } from "./specs.ts";
 import { storageSpecOf, storageSpecs, toStorageMarkdown } from "./storage-specs.ts";
@@ -47,6 +48,7 @@ const { values: options } = parseArgs({
     engine: { type: "string", default: "cri" },
     zones: { type: "boolean", default: false },
     tmpfs: { type: "string" },
+    "node-ssh": { type: "boolean", default: false },
   },
 });
 const engine = STORAGE_ENGINES.find((each) => each === options.engine);
@@ -93,6 +95,7 @@ async function main(): Promise<number> {
   const { cluster, registry, providers } = environment;
   console.log(`control plane, backend, agents and sidecars log to ${cluster.sandbox.dir}`);
   await startVolumes(cluster, engine!, providers);
+  using ssh = options["node-ssh"] ? await startNodeSsh(cluster.sandbox, environment.agents) : undefined;
   const repositories = join(reportDir, "repositories.yaml");
   await writeFile(repositories, stringify(repositoryList(registry.host)));
   await pushImages(registry, await listImages(repositories));
@@ -106,7 +109,7 @@ async function main(): Promise<number> {
   };
   const writing = new PQueue({ concurrency: 1 });
   const reports = await runSpecs(specs, Number(options.parallel), {
-    ...{ environment, host, repositories, reportDir, attempts: options.attempts, signal: abort.signal },
+    ...{ environment, host, repositories, reportDir, attempts: options.attempts, signal: abort.signal, ssh },
     flags: [`--storage.testdriver=${driverFile}`],
     // A run takes hours: what has ended is kept whatever ends the run.
     ended: async (ofProcess, report) => {

@@ -7,6 +7,7 @@ import { kubectlBinary } from "../../e2e/harness/binaries.ts";
 import { buildKubernetesSuite, kubernetesVersion } from "../../e2e/harness/build.ts";
 import { runCommand } from "../../e2e/harness/exec.ts";
 import type { SuiteEnvironment } from "./environment.ts";
+import type { NodeSsh } from "./node-ssh.ts";
 import { resultsOf, summary, type Result } from "./report.ts";
 import { focusOn, isSerial, isSlow, portions, type GinkgoReport, type HostFacts, type Spec } from "./specs.ts";
 
@@ -64,6 +65,8 @@ export interface SuiteRun {
   attempts: string;
   /** More of the program. */
   flags?: readonly string[] | undefined;
+  /** How tests reach the nodes' hosts. Absent: they do not, and such tests skip themselves. */
+  ssh?: NodeSsh | undefined;
   signal: AbortSignal;
 }
 
@@ -78,6 +81,7 @@ async function runSuite({
   specs,
   attempts: maxAttempts,
   flags = [],
+  ssh,
   signal,
 }: SuiteRun): Promise<GinkgoReport> {
   const { sandbox, adminKubeconfig } = environment.cluster;
@@ -88,7 +92,7 @@ async function runSuite({
     [
       `--kubeconfig=${adminKubeconfig}`,
       `--kubectl-path=${kubectl}`,
-      "--provider=skeleton",
+      `--provider=${ssh?.provider ?? "skeleton"}`,
       "--num-nodes=2",
       "--disable-log-dump",
       "--minStartupPods=0",
@@ -101,7 +105,7 @@ async function runSuite({
       `--ginkgo.json-report=${report}`,
       ...flags,
     ],
-    { env: { ...process.env, KUBE_TEST_REPO_LIST: repositories } },
+    { env: { ...process.env, ...ssh?.env, KUBE_TEST_REPO_LIST: repositories } },
   );
   const interrupt = () => void child.kill("SIGINT");
   signal.addEventListener("abort", interrupt);

@@ -65,6 +65,19 @@ export function containerTests(
     });
   });
 
+  test("strictly, the groups that an image has its user in are not its container's", async () => {
+    const strict = { fs_group: 4000, supplemental_groups: [5000], supplemental_groups_policy: "strict" as const };
+    const id = await bench().create({ security: strict, containers: [{ name: "a", image: app, args: ["id -G"] }] });
+    await bench().terminated(id, "a");
+    expect((await bench().log(id, "a"))[0]!.split(" ").toSorted()).toEqual(["1000", "4000", "5000"]);
+    const { uid, gid, supplemental_groups: groups = [] } = (await bench().container(id, "a")).user!;
+    expect({ uid, gid, groups: groups.toSorted((a, b) => a - b) }).toEqual({
+      uid: 1000,
+      gid: 1000,
+      groups: [1000, 4000, 5000],
+    });
+  });
+
   test("args replace the image's cmd and keep its entrypoint", async () => {
     const id = await bench().create({ containers: [{ name: "a", image: app, args: ["echo only args"] }] });
     await bench().terminated(id, "a");

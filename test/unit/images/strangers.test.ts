@@ -136,6 +136,7 @@ describe("what is in an image", () => {
           group: undefined,
           runAsNonRoot: false,
           supplementalGroups: [],
+          isStrict: false,
           passwdFile: "root:x:0:0:root:/root:/bin/sh",
           groupFile,
           container: "a",

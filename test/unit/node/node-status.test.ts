@@ -438,6 +438,23 @@ describe("declared features", () => {
   });
 });
 
+describe("features of the runtime as a whole", () => {
+  const having = (...capabilities: Capability[]) => newNode({ ...settings, capabilities }, well(), T0);
+
+  test("say whether containers can be without the groups of their image", () => {
+    expect(having("supplemental_groups_policy").status?.features).toEqual({ supplementalGroupsPolicy: true });
+    expect(having().status?.features).toEqual({ supplementalGroupsPolicy: false });
+  });
+
+  test("stand while the backend has not said what it can do, and follow what it says then", () => {
+    const able = having("supplemental_groups_policy");
+    const { next } = applied(able, well(), T0 + 10_000, { ...settings, capabilities: undefined });
+    expect(next.status?.features).toEqual({ supplementalGroupsPolicy: true });
+    const other = applied(able, well(), T0 + 10_000, { ...settings, capabilities: [] });
+    expect(other.next.status?.features).toEqual({ supplementalGroupsPolicy: false });
+  });
+});
+
 describe("runtime handlers", () => {
   const having = (...names: string[]) => ({
     ...settings,

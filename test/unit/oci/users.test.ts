@@ -10,6 +10,7 @@ const resolve = (more: Partial<UserQuery> = {}) =>
     group: undefined,
     runAsNonRoot: false,
     supplementalGroups: [],
+    isStrict: false,
     passwdFile,
     groupFile,
     container: "a",
@@ -55,6 +56,11 @@ describe("who a container runs as", () => {
       "supplemental groups come on top, once",
       { imageUser: "app", supplementalGroups: [2000, 50] },
       { uid: 1000, gid: 1001, supplementalGroups: [1001, 2000, 2001, 50], home: "/home/app" },
+    ],
+    [
+      "strictly none of the groups that the image has its user in, but the user's own",
+      { imageUser: "app", supplementalGroups: [50], isStrict: true },
+      { uid: 1000, gid: 1001, supplementalGroups: [1001, 50], home: "/home/app" },
     ],
     [
       "without passwd and group files",

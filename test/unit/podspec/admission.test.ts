@@ -176,11 +176,6 @@ describe("admitPod", () => {
       "PodOSNotSupported",
       "Failed to admit pod as the OS field doesn't match node OS",
     ],
-    [
-      podWith({ securityContext: { supplementalGroupsPolicy: "Strict" } }),
-      "SupplementalGroupsPolicyNotSupported",
-      "SupplementalGroupsPolicy=Strict is not supported in this node",
-    ],
   ])("refuses what this node's system is not", (pod, reason, message) => {
     expect(admit(pod)).toEqual({ kind: "reject", reason, message });
   });

@@ -166,7 +166,7 @@ describe("the capability gate", () => {
   });
 
   test("has a case above for each of its rows", () => {
-    const tested = [...Object.keys(NEEDS), ...Object.keys(WARNINGS), "apparmor"];
+    const tested = [...Object.keys(NEEDS), ...Object.keys(WARNINGS), "apparmor", "supplemental_groups_policy"];
     // What else may stand in for it, is below.
     expect(GATED_FEATURES.map(({ capability }) => capability).sort()).toEqual([...tested, "volumes.host"].sort());
   });
@@ -190,6 +190,19 @@ describe("the capability gate", () => {
 
   test("lets a pod say that it needs no user namespace", () => {
     expect(check(podWith({ hostUsers: true }), ["user_namespace"])).toEqual({ ok: true });
+  });
+
+  test("refuses strict groups in a kubelet's words where the backend cannot leave an image's out", () => {
+    const pod = podWith({ securityContext: { supplementalGroupsPolicy: "Strict" } });
+    expect(check(pod, ["supplemental_groups_policy"])).toEqual({
+      ok: false,
+      reason: "SupplementalGroupsPolicyNotSupported",
+      message: "SupplementalGroupsPolicy=Strict is not supported in this node",
+      missing: ["supplemental_groups_policy"],
+    });
+    expect(check(pod)).toEqual({ ok: true });
+    const merging = podWith({ securityContext: { supplementalGroupsPolicy: "Merge" } });
+    expect(check(merging, ["supplemental_groups_policy"])).toEqual({ ok: true });
   });
 
   test("lets a plain pod run on a backend without any capability", () => {

@@ -77,6 +77,12 @@ describe("requiredCapabilities", () => {
       "containers.0.security.allow_privilege_escalation",
     ],
     [
+      "none of its image's groups",
+      { security: { supplemental_groups_policy: "strict" } },
+      "supplemental_groups_policy",
+      "security.supplemental_groups_policy",
+    ],
+    [
       "an AppArmor profile",
       { containers: [containerSpec({ security: { apparmor: "localhost/p" } })] },
       "apparmor",

@@ -23,6 +23,7 @@ import {
   NamespaceMode,
   SecurityProfile_ProfileType,
   Signal,
+  SupplementalGroupsPolicy,
   type UserNamespace,
 } from "./api.gen.js";
 
@@ -99,6 +100,10 @@ export function criSecurity(spec: ContainerSpec, surroundings: ContainerSurround
       ...(machine.security?.supplemental_groups ?? []),
       ...(machine.security?.fs_group === undefined ? [] : [machine.security.fs_group]),
     ].map(BigInt),
+    supplementalGroupsPolicy:
+      machine.security?.supplemental_groups_policy === "strict"
+        ? SupplementalGroupsPolicy.Strict
+        : SupplementalGroupsPolicy.Merge,
     privileged,
     readonlyRootfs: security.read_only_root === true,
     noNewPrivs: security.allow_privilege_escalation === false && !privileged,

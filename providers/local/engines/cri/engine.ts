@@ -127,6 +127,8 @@ export class CriEngine implements Engine {
   #cancelCollect: (() => void) | undefined;
   /** By the runtime's word: before that, machines are refused what may not be there. */
   #handlers: readonly RuntimeHandler[] = [];
+  /** containerd 2.0 and newer, CRI-O 1.32 and newer. */
+  #hasGroupsPolicy = false;
   /** This is the backend, not one who asks whether there could be one. */
   #isOpen = false;
 
@@ -205,6 +207,7 @@ export class CriEngine implements Engine {
       ...(this.#policy.allowPrivileged || this.reserved !== undefined ? (["privileged"] as const) : []),
       ...(this.reserved === undefined ? [] : HOST_CAPABILITIES),
       ...(this.#hasAppArmor ? (["apparmor"] as const) : []),
+      ...(this.#hasGroupsPolicy ? (["supplemental_groups_policy"] as const) : []),
       ...(this.#hasVolumes ? DISK_VOLUME_CAPABILITIES : []),
       ...(byDefault?.features?.userNamespaces === true ? (["user_namespace"] as const) : []),
       ...((this.#options.cdiDevices ?? []).length > 0 ? (["cdi_devices"] as const) : []),
@@ -280,8 +283,7 @@ export class CriEngine implements Engine {
           problem: `the runtime at ${socket} is containerd ${runtimeVersion}`,
           cure: "install containerd 2.0 or newer: earlier ones have no events and do not tell a container's user",
         });
-      const { status, runtimeHandlers } = await this.#client.runtime.status({}, within());
-      this.#handlers = runtimeHandlers;
+      const { status } = await this.#askRuntime(within());
       for (const { type, status: holds, message } of status?.conditions ?? [])
         if (!holds && ["RuntimeReady", "NetworkReady"].includes(type))
           problems.push({
@@ -301,6 +303,14 @@ export class CriEngine implements Engine {
       });
     }
     return problems;
+  }
+
+  /** What it is able to do is kept. */
+  async #askRuntime(within: ReturnType<CriClient["within"]>) {
+    const told = await this.#client.runtime.status({}, within);
+    this.#handlers = told.runtimeHandlers;
+    this.#hasGroupsPolicy = told.features?.supplementalGroupsPolicy === true;
+    return told;
   }
 
   async #checkCgroupDriver(socket: string): Promise<HostProblem[]> {
@@ -351,7 +361,7 @@ export class CriEngine implements Engine {
     await this.#own?.start(this.#closed.signal);
     // A former backend may have been killed before it could tell containerd.
     await this.#own?.followRange(this.#closed.signal);
-    this.#handlers = (await this.#client.runtime.status({}, this.#client.within())).runtimeHandlers;
+    await this.#askRuntime(this.#client.within());
     const groups = machineGroups(await this.#cgroupDriver(), clock, backend);
     this.#context.groups = groups;
     this.keeper.open();

@@ -172,6 +172,7 @@ export class OciEngine implements Engine {
   get capabilities(): readonly Capability[] {
     return [
       ...OCI_CAPABILITIES,
+      "supplemental_groups_policy",
       "resize_machine",
       ...(pauseProgram(process.arch) === undefined ? [] : (["share_process_namespace"] as const)),
       ...(this.#policy.allowPrivileged || this.reserved !== undefined ? (["privileged"] as const) : []),
