@@ -94,6 +94,8 @@ export interface Engine {
   destroy(home: MachineHome, options?: { keepVolumes: boolean }): Promise<void>;
   /** Capability `capacity`. */
   capacity?(): Promise<ProviderCapacity>;
+  /** Of the Node, beside those of the host's pressures. Absent: none. */
+  conditions?(): Promise<NonNullable<ProviderCapacity["conditions"]>>;
   /** What all machines together take of the memory that they may have; undefined where they have no limit. */
   memory?(): Promise<{ usedBytes: number; limitBytes: number } | undefined>;
   /** Memory that a machine takes beyond what is counted as its containers'; 0 when absent. */

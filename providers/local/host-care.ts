@@ -151,10 +151,12 @@ export class HostCare {
 
   async #ownCapacity(): Promise<ProviderCapacity | undefined> {
     const { capacity, engine, eviction } = this.#options;
-    const conditions = this.#guard && { conditions: pressureConditions(this.#guard.pressures) };
+    const ofPressures = this.#guard && pressureConditions(this.#guard.pressures);
+    const ofEngine = await engine.conditions?.();
+    const conditions = (ofPressures ?? ofEngine) && { conditions: [...(ofPressures ?? []), ...(ofEngine ?? [])] };
     if (capacity !== undefined) return { ...capacity, ...conditions };
     const engines = await engine.capacity?.();
-    if (engines === undefined || eviction === undefined) return engines;
+    if (engines === undefined || eviction === undefined) return engines && { ...engines, ...conditions };
     const { allocatable, total = {} } = engines;
     const { memory_bytes = 0, ephemeral_bytes = 0 } = allocatable;
     const least = (signal: "memory.available" | "nodefs.available", capacity = 0) =>

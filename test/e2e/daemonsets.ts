@@ -44,14 +44,14 @@ const steps: Steps<World> = {
   "kube-proxy, as kubeadm installs it, brings the cluster's Services to pods": async ({ environment, kubectl }) => {
     const { registry, cluster } = environment;
     await apply(kubectl, [
-      pod("web", registry.host, "mkdir /w; echo served > /w/index.html; httpd -f -p 8080 -h /w", { app: "web" }),
+      podOf("web", registry.host, "mkdir /w; echo served > /w/index.html; httpd -f -p 8080 -h /w", { app: "web" }),
       {
         apiVersion: "v1",
         kind: "Service",
         metadata: { name: "web", namespace: "default" },
         spec: { clusterIP: "10.96.7.7", selector: { app: "web" }, ports: [{ port: 80, targetPort: 8080 }] },
       },
-      pod("client", registry.host, "sleep 100000"),
+      podOf("client", registry.host, "sleep 100000"),
     ]);
     await kubectl.run(["wait", "pod/web", "pod/client", "--for=condition=Ready", `--timeout=${READY_MS}ms`]);
     const ask = () => kubectl.try(["exec", "client", "--", "timeout", "3", "wget", "-qO-", "http://10.96.7.7/"]);
@@ -98,7 +98,7 @@ const steps: Steps<World> = {
   "a collector finds the logs of all pods in the host's folder": async ({ environment, kubectl, logs }) => {
     await apply(kubectl, [namespace("logging"), logCollector(environment.registry.host, logs)]);
     await rolledOut(kubectl, "logging", "collector");
-    await apply(kubectl, [pod("talker", environment.registry.host, "echo a line to collect; sleep 100000")]);
+    await apply(kubectl, [podOf("talker", environment.registry.host, "echo a line to collect; sleep 100000")]);
     await kubectl.run(["wait", "pod/talker", "--for=condition=Ready", `--timeout=${READY_MS}ms`]);
     const { uid } = JSON.parse(await kubectl.run(["get", "pod", "talker", "-o", "json"])).metadata;
     await waitFor({ what: "the line to be collected", timeoutMs: READY_MS }, async () => {
@@ -120,7 +120,7 @@ const steps: Steps<World> = {
     kubectl,
   }) => {
     const { host } = environment.registry;
-    const guarded = pod("guarded", host, "mkdir /w; echo open > /w/index.html; httpd -f -p 8080 -h /w", {
+    const guarded = podOf("guarded", host, "mkdir /w; echo open > /w/index.html; httpd -f -p 8080 -h /w", {
       app: "guarded",
     });
     guarded.spec.nodeName = nodeNames[0];
@@ -161,7 +161,7 @@ const steps: Steps<World> = {
   },
 
   "none of this is had in another namespace": async ({ environment, kubectl }) => {
-    const asked = pod("thief", environment.registry.host, "true");
+    const asked = podOf("thief", environment.registry.host, "true");
     asked.spec.hostNetwork = true;
     await apply(kubectl, [asked]);
     await waitFor({ what: "the pod to be refused", timeoutMs: READY_MS }, async () => {
@@ -173,11 +173,11 @@ const steps: Steps<World> = {
 
 export const stepNames = Object.keys(steps);
 
-async function apply(kubectl: Kubectl, items: readonly Json[]): Promise<void> {
+export async function apply(kubectl: Kubectl, items: readonly Json[]): Promise<void> {
   await kubectl.run(["apply", "-f", "-"], { input: JSON.stringify({ apiVersion: "v1", kind: "List", items }) });
 }
 
-async function rolledOut(kubectl: Kubectl, inNamespace: string, name: string): Promise<void> {
+export async function rolledOut(kubectl: Kubectl, inNamespace: string, name: string): Promise<void> {
   await kubectl.run(["rollout", "status", `daemonset/${name}`, "-n", inNamespace, `--timeout=${READY_MS}ms`]);
 }
 
@@ -189,7 +189,7 @@ function namespace(name: string): Json {
   return { apiVersion: "v1", kind: "Namespace", metadata: { name } };
 }
 
-function pod(name: string, registry: string, script: string, labels: Record<string, string> = {}): Json {
+export function podOf(name: string, registry: string, script: string, labels: Record<string, string> = {}): Json {
   return {
     apiVersion: "v1",
     kind: "Pod",
@@ -202,7 +202,7 @@ function pod(name: string, registry: string, script: string, labels: Record<stri
   };
 }
 
-function daemonSet(name: string, inNamespace: string, spec: Json): Json {
+export function daemonSet(name: string, inNamespace: string, spec: Json): Json {
   const labels = { app: name };
   return {
     apiVersion: "apps/v1",
@@ -350,7 +350,7 @@ function logCollector(registry: string, logs: string): Json {
 }
 
 /** It calls iptables, which loads its matches and targets from a folder (Debian: packages iptables and ipset). */
-async function kubeRouterImage(): Promise<TestImage> {
+export async function kubeRouterImage(): Promise<TestImage> {
   const triple = { x64: "x86_64", arm64: "aarch64" }[process.arch as string] ?? process.arch;
   const extensions = join("usr/lib", `${triple}-linux-gnu`, "xtables");
   const router = { path: "kube-router", content: await readFile(await buildKubeRouter()), mode: 0o755 };
@@ -359,6 +359,8 @@ async function kubeRouterImage(): Promise<TestImage> {
     ...(await hostPrograms(["iptables", "iptables-save", "iptables-restore", "ipset", "ip"])),
   ];
   entries.push({ path: extensions, type: "directory", mode: 0o755 });
+  entries.push({ path: "etc/iproute2", type: "directory", mode: 0o755 });
+  entries.push({ path: "etc/iproute2/rt_tables", content: "255 local\n254 main\n253 default\n0 unspec\n", mode: 0o644 });
   for (const name of await readdir(join("/", extensions)))
     entries.push({ path: join(extensions, name), content: await readFile(join("/", extensions, name)), mode: 0o644 });
   return await busyboxImage(entries, { Entrypoint: ["/kube-router"] });

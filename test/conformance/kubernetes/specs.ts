@@ -178,6 +178,11 @@ const LEFT_OUT: readonly { pattern: RegExp; fact?: keyof HostFacts; reason: stri
       "looks for links to devices below /var/lib/kubelet, where a kubelet has them: a backend keeps what it has of a machine in its own folder",
   },
   {
+    pattern: /Flexvolumes/,
+    reason:
+      "installs FlexVolume drivers, programs that a kubelet calls on its own host: deprecated since Kubernetes 1.23",
+  },
+  {
     pattern: /KubeletManagedEtcHosts|if pod uses host network|when hostNetwork is enabled/,
     fact: "hostAccess",
     reason: "starts a pod with hostNetwork: a machine has a network of its own, and never the node's",
@@ -262,7 +267,7 @@ const LEFT_OUT: readonly { pattern: RegExp; fact?: keyof HostFacts; reason: stri
     reason: "wants the nodes to be hosts of their own: here both are one, with one kube-proxy",
   },
   {
-    pattern: /PersistentVolumes NFS|should let an external dynamic provisioner/,
+    pattern: /PersistentVolumes NFS|NFSPersistentVolumes|disrupting NFS volume|should let an external dynamic provisioner/,
     fact: "nfs",
     reason: "mounts file systems of an NFS server, which the kernel of this host does not (CONFIG_NFS_FS)",
   },

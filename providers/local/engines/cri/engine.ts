@@ -53,7 +53,7 @@ import { checkForwarding } from "../../network/forward-policy.ts";
 import type { HostVolumes, VolumePlace } from "../../volume-contents.ts";
 import { checkLoopVolumes, hasLoopVolumes, LoopVolumes } from "../../volumes/loop-files.ts";
 import { CRI_CAPABILITIES, DISK_VOLUME_CAPABILITIES } from "../capabilities.ts";
-import { CgroupDriver, type RuntimeHandler } from "./api.gen.js";
+import { CgroupDriver, type RuntimeCondition, type RuntimeHandler } from "./api.gen.js";
 import { CriClient, isUnimplemented, runtimeMessage } from "./client.ts";
 import { requireDevices } from "./devices.ts";
 import { RuntimeContainers } from "./containers.ts";
@@ -105,6 +105,7 @@ const DEFAULT_PIDS_LIMIT = 4096;
 const DISK_WALKS = 4;
 const COLLECT_PERIOD_MS = 5 * 60_000;
 const CHECK_MS = 5_000;
+const NETWORK_READY = "NetworkReady";
 
 export class CriEngine implements Engine {
   readonly name = "cri";
@@ -285,13 +286,14 @@ export class CriEngine implements Engine {
         });
       const { status } = await this.#askRuntime(within());
       for (const { type, status: holds, message } of status?.conditions ?? [])
-        if (!holds && ["RuntimeReady", "NetworkReady"].includes(type))
+        if (!holds && ["RuntimeReady", NETWORK_READY].includes(type))
           problems.push({
-            fatal: true,
+            // A network may be installed by a pod that has the host's.
+            fatal: type !== NETWORK_READY,
             problem: `the runtime at ${socket} says that ${type} is false: ${message}`,
             cure:
-              type === "NetworkReady"
-                ? "write a CNI configuration to /etc/cni/net.d and install its plugins (Debian: containernetworking-plugins)"
+              type === NETWORK_READY
+                ? "install the cluster's network, which may be a DaemonSet; or write a CNI configuration to /etc/cni/net.d and install its plugins (Debian: containernetworking-plugins)"
                 : "look at the runtime's own log",
           });
       problems.push(...(await this.#checkCgroupDriver(socket)));
@@ -404,6 +406,21 @@ export class CriEngine implements Engine {
     return hostCapacity(await this.images.diskSize(), this.#options);
   }
 
+  /**
+   * Whether the host's own runtime can give machines a network: whoever installs one, often a DaemonSet, comes after the node is
+   * there. Until then the control plane keeps pods away that want an address of their own.
+   */
+  async conditions() {
+    if (this.#own !== undefined) return [];
+    try {
+      const { status } = await this.#client.runtime.status({}, this.#client.within(CHECK_MS, this.#closed.signal));
+      return [networkCondition(status?.conditions.find(({ type }) => type === NETWORK_READY))];
+    } catch {
+      // A runtime that does not answer says nothing of its network: the Node keeps what it has.
+      return [];
+    }
+  }
+
   async memory(): Promise<{ usedBytes: number; limitBytes: number } | undefined> {
     return await this.#context.groups.all.memory();
   }
@@ -450,4 +467,18 @@ export class CriEngine implements Engine {
       this.#collectLater();
     });
   }
+}
+
+/** In the words of the cluster's own components (kubelet: runtimeState; node lifecycle: NetworkUnavailable). */
+function networkCondition(ready: RuntimeCondition | undefined) {
+  const type = "NetworkUnavailable";
+  if (ready?.status !== false)
+    return { type, status: "False", reason: "NetworkPluginReady", message: "container runtime network ready" } as const;
+  const { reason, message } = ready;
+  return {
+    type,
+    status: "True",
+    reason: reason || "NetworkPluginNotReady",
+    message: `container runtime network not ready: NetworkReady=false reason:${reason} message:${message}`,
+  } as const;
 }

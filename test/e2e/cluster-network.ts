@@ -1,0 +1,486 @@
+/**
+ * A cluster's own network on hosts whose runtime has none yet: two hosts, each with a containerd of its own (`engine.socket`), no
+ * CNI configuration, and a node. kube-router comes as a DaemonSet, as its project installs it: it brings the configuration,
+ * and the routes between the hosts.
+ *
+ * A program of its own, because it needs namespaces of its own. It prints one line of JSON for each step; the test reads them.
+ */
+import { mkdir, writeFile } from "node:fs/promises";
+import { connect, createServer } from "node:net";
+import { join } from "node:path";
+import { findTool } from "../../providers/local/host/command.ts";
+import { environmentPrograms, startSuiteCluster, startSuiteRegistry } from "../conformance/kubernetes/environment.ts";
+import { hostAddress, isInside, runInside, setUp } from "../conformance/kubernetes/namespaces.ts";
+import { busyboxImage, type TestRegistry } from "../support/registry.ts";
+import { apply, daemonSet, kubeRouterImage, podOf, rolledOut } from "./daemonsets.ts";
+import { buildKubeRouter } from "./harness/build.ts";
+import type { Json } from "./harness/client.ts";
+import type { Cluster } from "./harness/cluster.ts";
+import { runCommand } from "./harness/exec.ts";
+import { createKubectl, type Kubectl } from "./harness/kubectl.ts";
+import type { ManagedProcess, Sandbox } from "./harness/processes.ts";
+import { runSteps, type Steps } from "./harness/steps.ts";
+import { must, waitFor } from "./harness/wait.ts";
+
+interface World {
+  cluster: Cluster;
+  registry: TestRegistry;
+  kubectl: Kubectl;
+  hosts: readonly Host[];
+}
+
+interface Host {
+  readonly node: string;
+  readonly address: string;
+  /** What `spec.podCIDR` of its node is. */
+  readonly podCidr: string;
+  /** In front of a command: runs it there. */
+  readonly within: readonly string[];
+  backend: ManagedProcess;
+}
+
+const READY_MS = 120_000;
+/** Where the control plane is, on the link between all hosts. */
+const LINK = "underlay";
+const HOSTS = [
+  { node: "host-a", address: "192.0.2.21", podCidr: "10.98.1.0/24" },
+  { node: "host-b", address: "192.0.2.22", podCidr: "10.98.2.0/24" },
+] as const;
+const KUBELET_PORT = 10_250;
+const HOST_PORT = 18_080;
+const PROGRAM = join(import.meta.dirname, "../../src/cli/main.ts");
+const ADDRESS = `jsonpath={.status.podIP}`;
+const READY = ["--for=condition=Ready", `--timeout=${READY_MS}ms`];
+
+/** In order; each builds on those before it. */
+const steps: Steps<World> = {
+  "nodes come without a network, and say so": async ({ cluster }) => {
+    await waitFor({ what: "both nodes to tell that there is no network", timeoutMs: READY_MS }, async () => {
+      const { items } = await cluster.admin.get("/api/v1/nodes");
+      const told = items.map((node: Json) => [conditionOf(node, "Ready")?.status, networkOf(node)?.reason]);
+      must(JSON.stringify(told) === '[["True","NetworkPluginNotReady"],["True","NetworkPluginNotReady"]]', told);
+      must(items.every(isTainted), items);
+    });
+  },
+
+  "a pod that wants an address waits, and says what for": async ({ kubectl, registry, hosts }) => {
+    const page = "mkdir /w; echo served > /w/index.html; httpd -f -p 8080 -h /w";
+    const [a, b] = hosts;
+    await apply(kubectl, [
+      onNode(a!, podOf("web", registry.host, page), [{ containerPort: 8080, hostPort: HOST_PORT }]),
+      onNode(a!, podOf("beside", registry.host, "sleep 100000")),
+      onNode(b!, podOf("away", registry.host, "sleep 100000")),
+    ]);
+    await waitFor({ what: "the scheduler to tell why it waits", timeoutMs: READY_MS }, async () => {
+      const { status } = JSON.parse(await kubectl.run(["get", "pod", "away", "-o", "json"]));
+      const [scheduled] = status.conditions ?? [];
+      must(scheduled?.message?.includes("untolerated taint") === true, status);
+    });
+  },
+
+  "a pod that is given to a node without a network is not lost: it is tried again": async ({ kubectl, registry }) => {
+    const early = podOf("early", registry.host, "sleep 100000");
+    early.spec.nodeName = HOSTS[1].node;
+    await apply(kubectl, [early]);
+    await waitFor({ what: "an event that names the network", timeoutMs: READY_MS }, async () => {
+      const events = await kubectl.run(["events", "--for", "pod/early"]);
+      must(/FailedCreatePodSandBox.*cni plugin not initialized/.test(events), events);
+    });
+  },
+
+  "a DaemonSet that has the hosts' own network installs one": async ({ kubectl, registry, cluster }) => {
+    await apply(kubectl, kubeRouter(registry.host, cluster.url));
+    await rolledOut(kubectl, "kube-system", "kube-router");
+    await waitFor({ what: "the nodes to have their network", timeoutMs: READY_MS }, async () => {
+      const { items } = await cluster.admin.get("/api/v1/nodes");
+      must(
+        items.every((node: Json) => networkOf(node)?.status === "False" && !isTainted(node)),
+        items,
+      );
+    });
+  },
+
+  "pods have addresses of their node's range": async ({ kubectl }) => {
+    await kubectl.run(["wait", "pod/web", "pod/beside", "pod/away", "pod/early", ...READY]);
+    for (const [pod, { podCidr }] of [
+      ["web", HOSTS[0]],
+      ["beside", HOSTS[0]],
+      ["away", HOSTS[1]],
+      ["early", HOSTS[1]],
+    ] as const) {
+      const address = await kubectl.run(["get", "pod", pod, "-o", ADDRESS]);
+      must(address.startsWith(podCidr.replace("0/24", "")), [pod, address]);
+    }
+  },
+
+  "pods reach each other, on one host and across hosts": async ({ kubectl }) => {
+    const web = await kubectl.run(["get", "pod", "web", "-o", ADDRESS]);
+    for (const pod of ["beside", "away", "early"])
+      await waitFor({ what: `${pod} to reach the other pod`, timeoutMs: READY_MS }, async () => {
+        const { stdout, stderr } = await kubectl.try(ask(pod, `http://${web}:8080/`));
+        must(stdout === "served\n", stdout + stderr);
+      });
+  },
+
+  "a port of the host leads to its pod, by the network's own plugin": async () => {
+    await waitFor({ what: "the port to answer", timeoutMs: READY_MS }, async () => {
+      const page = await (await fetch(`http://${HOSTS[0].address}:${HOST_PORT}/`)).text();
+      must(page === "served\n", page);
+    });
+  },
+
+  "a backend that is killed finds its machines again, with their addresses": async ({ kubectl, hosts, cluster }) => {
+    const [a] = hosts;
+    const before = await kubectl.run(["get", "pod", "web", "-o", ADDRESS]);
+    await a!.backend.kill("SIGKILL");
+    a!.backend = startBackend(cluster.sandbox, a!);
+    await kubectl.run(["exec", "beside", "--", "true"]).catch(() => undefined);
+    await waitFor({ what: "the pod to be reached again", timeoutMs: READY_MS }, async () => {
+      const { stdout, stderr } = await kubectl.try(ask("beside", `http://${before}:8080/`));
+      must(stdout === "served\n", stdout + stderr);
+    });
+    const { status } = JSON.parse(await kubectl.run(["get", "pod", "web", "-o", "json"]));
+    must(status.podIP === before && status.containerStatuses[0].restartCount === 0, status);
+  },
+
+  "a network that goes leaves pods alone, and keeps new ones away until it is back": async (world) => {
+    const { kubectl, cluster, hosts } = world;
+    const [, b] = hosts;
+    const [file, aside] = ["/etc/cni/net.d/10-kuberouter.conflist", "/var/lib/cni/aside"];
+    const onHost = (script: string) => runCommand(b!.within[0]!, [...b!.within.slice(1), "sh", "-c", script]);
+    const isThere = (wanted: boolean) =>
+      waitFor({ what: wanted ? "the network to be back" : "the network to be gone", timeoutMs: READY_MS }, async () => {
+        const node = await cluster.admin.get(`/api/v1/nodes/${b!.node}`);
+        must(networkOf(node)?.status === (wanted ? "False" : "True"), node.status.conditions);
+      });
+    await onHost(`mv ${file} ${aside}`);
+    await isThere(false);
+    const running = await kubectl.run(["get", "pod", "away", "-o", "jsonpath={.status.phase}"]);
+    must(running === "Running", running);
+    await onHost(`cp ${aside} ${file}.new && mv ${file}.new ${file}`);
+    await isThere(true);
+  },
+
+  "nothing of the pods is left of what the network's plugins write down": async ({ kubectl, hosts }) => {
+    await kubectl.run(["delete", "pod", "--all", "--grace-period=1", `--timeout=${READY_MS}ms`]);
+    for (const { within } of hosts)
+      await waitFor({ what: "the leases to be given back", timeoutMs: READY_MS }, async () => {
+        const [program, ...words] = [...within, "find", "/var/lib/cni/networks", "-name", "10.98.*"];
+        const { stdout } = await runCommand(program!, words);
+        must(stdout === "", stdout);
+      });
+  },
+};
+
+export const stepNames = Object.keys(steps);
+
+const conditionOf = ({ status }: Json, type: string) =>
+  (status.conditions as Json[] | undefined)?.find((each) => each["type"] === type);
+const networkOf = (node: Json) => conditionOf(node, "NetworkUnavailable");
+const isTainted = ({ spec }: Json) =>
+  (spec.taints ?? []).some(({ key }: Json) => key === "node.kubernetes.io/network-unavailable");
+const ask = (pod: string, url: string) => ["exec", pod, "--", "timeout", "3", "wget", "-qO-", url];
+
+function onNode({ node }: Host, pod: Json, ports: readonly Json[] = []): Json {
+  pod.spec.nodeSelector = { "kubernetes.io/hostname": node };
+  pod.spec.containers[0].ports = ports;
+  return pod;
+}
+
+/** As its project's generic-kuberouter.yaml, with a kubeconfig: nobody has made the API server's Service reachable yet. */
+function kubeRouter(registry: string, apiServer: string): Json[] {
+  const own = { name: "kube-router", namespace: "kube-system" };
+  const account = "/var/run/secrets/kubernetes.io/serviceaccount";
+  const kubeconfig = {
+    apiVersion: "v1",
+    kind: "Config",
+    clusters: [{ name: "default", cluster: { server: apiServer, "certificate-authority": `${account}/ca.crt` } }],
+    contexts: [{ name: "default", context: { cluster: "default", user: "default" } }],
+    "current-context": "default",
+    users: [{ name: "default", user: { tokenFile: `${account}/token` } }],
+  };
+  const bridge = { type: "bridge", bridge: "kube-bridge", isDefaultGateway: true, ipam: { type: "host-local" } };
+  const plugins = [bridge, { type: "portmap", capabilities: { portMappings: true } }];
+  const network = { cniVersion: "0.3.0", name: "mynet", plugins };
+  const mount = (name: string, mountPath: string) => ({ name, mountPath });
+  const image = `${registry}/kube-router:1`;
+  return [
+    { apiVersion: "v1", kind: "ServiceAccount", metadata: own },
+    {
+      apiVersion: "rbac.authorization.k8s.io/v1",
+      kind: "ClusterRole",
+      metadata: { name: own.name },
+      rules: [
+        {
+          apiGroups: [""],
+          resources: ["namespaces", "pods", "services", "nodes", "endpoints"],
+          verbs: ["get", "list", "watch"],
+        },
+        { apiGroups: ["discovery.k8s.io"], resources: ["endpointslices"], verbs: ["get", "list", "watch"] },
+        { apiGroups: ["networking.k8s.io"], resources: ["networkpolicies"], verbs: ["get", "list", "watch"] },
+      ],
+    },
+    {
+      apiVersion: "rbac.authorization.k8s.io/v1",
+      kind: "ClusterRoleBinding",
+      metadata: { name: own.name },
+      roleRef: { apiGroup: "rbac.authorization.k8s.io", kind: "ClusterRole", name: own.name },
+      subjects: [{ kind: "ServiceAccount", ...own }],
+    },
+    {
+      apiVersion: "v1",
+      kind: "ConfigMap",
+      metadata: own,
+      data: { "cni-conf.json": JSON.stringify(network), kubeconfig: JSON.stringify(kubeconfig) },
+    },
+    daemonSet(own.name, own.namespace, {
+      priorityClassName: "system-node-critical",
+      serviceAccountName: own.name,
+      hostNetwork: true,
+      hostPID: true,
+      initContainers: [
+        {
+          name: "install-cni",
+          image,
+          command: [
+            "sh",
+            "-c",
+            "cp /config/cni-conf.json /etc/cni/net.d/.new && mv /etc/cni/net.d/.new /etc/cni/net.d/10-kuberouter.conflist",
+          ],
+          volumeMounts: [mount("cni-conf-dir", "/etc/cni/net.d"), mount("config", "/config")],
+        },
+      ],
+      containers: [
+        {
+          name: own.name,
+          image,
+          args: [
+            "--run-router=true",
+            "--run-firewall=false",
+            "--run-service-proxy=false",
+            "--bgp-graceful-restart=true",
+            "--kubeconfig=/config/kubeconfig",
+          ],
+          env: [
+            { name: "NODE_NAME", valueFrom: { fieldRef: { fieldPath: "spec.nodeName" } } },
+            { name: "KUBE_ROUTER_CNI_CONF_FILE", value: "/etc/cni/net.d/10-kuberouter.conflist" },
+          ],
+          securityContext: { privileged: true },
+          volumeMounts: [
+            mount("lib-modules", "/lib/modules"),
+            mount("cni-conf-dir", "/etc/cni/net.d"),
+            mount("xtables-lock", "/run/xtables.lock"),
+            mount("config", "/config"),
+          ],
+        },
+      ],
+      volumes: [
+        { name: "lib-modules", hostPath: { path: "/lib/modules", type: "DirectoryOrCreate" } },
+        { name: "cni-conf-dir", hostPath: { path: "/etc/cni/net.d" } },
+        { name: "xtables-lock", hostPath: { path: "/run/xtables.lock", type: "FileOrCreate" } },
+        { name: "config", configMap: { name: own.name } },
+      ],
+    }),
+  ];
+}
+
+const folderOf = (sandbox: Sandbox, { node }: Pick<Host, "node">) => join(sandbox.dir, node);
+
+/** A host of its own: network, mounts, and what lies in /run, /etc/cni, /var/lib/cni and /opt. */
+async function startHost(
+  { cluster, registry }: Pick<World, "cluster" | "registry">,
+  named: (typeof HOSTS)[number],
+): Promise<Host> {
+  const { sandbox } = cluster;
+  const { node, address } = named;
+  const dir = folderOf(sandbox, named);
+  await mkdir(dir);
+  const begin = [
+    "mount -t sysfs sysfs /sys",
+    "mount --rbind /mnt /sys/fs/cgroup",
+    "mount --make-rshared /",
+    ...["/run", "/etc/cni", "/var/lib/cni", "/opt"].map((path) => `mkdir -p ${path}; mount -t tmpfs tmpfs ${path}`),
+    "mkdir -p /run/netns /etc/cni/net.d",
+    "ip link set lo up",
+    "echo 1 > /proc/sys/net/ipv4/ip_forward",
+    `touch ${dir}/begun`,
+    "exec sleep infinity",
+  ].join(" && ");
+  const host = sandbox.spawn(node, "unshare", ["--net", "--mount", "--propagation", "private", "sh", "-c", begin]);
+  await waitFor({ what: `${node} to begin`, timeoutMs: READY_MS }, () => runCommand("test", ["-e", `${dir}/begun`]));
+  const within = ["nsenter", `--net=/proc/${host.pid}/ns/net`, `--mount=/proc/${host.pid}/ns/mnt`];
+  const [nsenter, ...words] = within;
+  const link = ["type", "veth", "peer", "name", "eth0", "netns", String(host.pid)];
+  await runCommand("ip", ["link", "add", `to-${node}`, "master", LINK, "up", ...link]);
+  await runCommand(nsenter!, [...words, "ip", "address", "add", `${address}/24`, "dev", "eth0"]);
+  await runCommand(nsenter!, [...words, "ip", "link", "set", "eth0", "up"]);
+  // As a host reaches them elsewhere: at loopback's addresses here.
+  for (const port of [new URL(cluster.url).port, registry.host.split(":")[1]!])
+    sandbox.spawn(`${node}-relay-${port}`, nsenter!, [
+      ...words,
+      process.execPath,
+      "-e",
+      RELAY,
+      port,
+      relayOf(sandbox, port),
+    ]);
+  const socket = await startContainerd(sandbox, { dir, node, within, registry });
+  await writeFile(
+    join(dir, "backend.yaml"),
+    JSON.stringify({
+      apiVersion: "vmlet.dev/v1",
+      kind: "BackendConfig",
+      stateDir: join(dir, "backend"),
+      listen: { socket: join(dir, "backend.sock") },
+      engine: { type: "cri", socket, allowPrivileged: true, host: { namespaces: ["kube-system"] } },
+    }),
+  );
+  return { ...named, within, backend: startBackend(sandbox, { ...named, within }) };
+}
+
+const RELAY = `require("node:net").createServer((a) => {
+  const b = require("node:net").connect(process.argv[2]);
+  for (const [from, to] of [[a, b], [b, a]]) from.on("error", () => to.destroy()).pipe(to);
+}).listen(Number(process.argv[1]), "127.0.0.1")`;
+
+const relayOf = ({ dir }: Sandbox, port: string) => join(dir, `port-${port}.sock`);
+
+/** A path leads from every namespace of the network to this one. */
+async function relay(sandbox: Sandbox, port: string): Promise<AsyncDisposable> {
+  const server = createServer((a) => {
+    const b = connect(Number(port), "127.0.0.1");
+    for (const [from, to] of [
+      [a, b],
+      [b, a],
+    ] as const)
+      from.on("error", () => to.destroy()).pipe(to);
+  });
+  await new Promise<void>((resolve) => server.listen(relayOf(sandbox, port), resolve));
+  return { [Symbol.asyncDispose]: async () => void server.close() };
+}
+
+/** As Debian or a cloud's image has it: nothing in it knows of vmlet. */
+async function startContainerd(
+  sandbox: Sandbox,
+  { dir, node, within, registry }: { dir: string; node: string; within: readonly string[]; registry: TestRegistry },
+): Promise<string> {
+  const socket = join(dir, "containerd.sock");
+  const file = join(dir, "containerd.toml");
+  await writeFile(
+    file,
+    `version = 3
+root = "${dir}/containerd"
+state = "/run/containerd"
+disabled_plugins = ["io.containerd.nri.v1.nri"]
+[grpc]
+address = "${socket}"
+[plugins."io.containerd.cri.v1.images".pinned_images]
+sandbox = "${registry.host}/pause:1"
+[plugins."io.containerd.cri.v1.runtime"]
+restrict_oom_score_adj = true
+[plugins."io.containerd.cri.v1.runtime".cni]
+bin_dirs = ["/usr/lib/cni"]
+conf_dir = "/etc/cni/net.d"
+use_internal_loopback = true
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+`,
+  );
+  sandbox.spawn(`${node}-containerd`, within[0]!, [...within.slice(1), findTool("containerd")!, "--config", file]);
+  await waitFor({ what: `${node}'s containerd`, timeoutMs: READY_MS }, () => runCommand("test", ["-S", socket]));
+  return socket;
+}
+
+function startBackend(sandbox: Sandbox, host: Pick<Host, "node" | "within">): ManagedProcess {
+  const config = join(folderOf(sandbox, host), "backend.yaml");
+  const [nsenter, ...words] = host.within;
+  return sandbox.spawn(`${host.node}-backend`, nsenter!, [
+    ...words,
+    process.execPath,
+    PROGRAM,
+    "backend",
+    "--config",
+    config,
+  ]);
+}
+
+/** It runs where its node's address is, so that the API server finds its kubelet API there. */
+async function startAgent({ sandbox, userKubeconfig, caFile, admin }: Cluster, host: Host): Promise<void> {
+  const { node, address, podCidr, within } = host;
+  const dir = folderOf(sandbox, host);
+  const config = join(dir, "agent.yaml");
+  await writeFile(
+    config,
+    JSON.stringify({
+      apiVersion: "vmlet.dev/v1",
+      kind: "AgentConfig",
+      clusterId: "e2e",
+      kubeconfig: await userKubeconfig(`system:node:${node}`, ["system:nodes"]),
+      identity: { mode: "direct" },
+      health: { address: "127.0.0.1", port: 10_248 },
+      nodes: [
+        {
+          name: node,
+          provider: { type: "http-vm", url: `unix:${join(dir, "backend.sock")}` },
+          taints: [],
+          addresses: [address],
+          kubelet: { clientCAFile: caFile, address, port: KUBELET_PORT },
+        },
+      ],
+    }),
+  );
+  sandbox.spawn(`${node}-agent`, within[0]!, [
+    ...within.slice(1),
+    process.execPath,
+    PROGRAM,
+    "run",
+    "--config",
+    config,
+  ]);
+  const path = `/api/v1/nodes/${node}`;
+  await waitFor({ what: `the Node ${node}`, timeoutMs: READY_MS }, () => admin.get(path));
+  await admin.patch(path, { spec: { podCIDR: podCidr, podCIDRs: [podCidr] } });
+}
+
+async function main(): Promise<number> {
+  await setUp();
+  // Each host's /sys is its own network's; the control groups are all one.
+  await runCommand("mount", ["--rbind", "/sys/fs/cgroup", "/mnt"]);
+  await runCommand("ip", ["-batch", "-"], {
+    input: [`link add ${LINK} type bridge`, `link set ${LINK} up`, "link delete host0", ""].join("\n"),
+  });
+  await runCommand("ip", ["address", "add", `${hostAddress}/24`, "dev", LINK]);
+  await using registry = stopped(await startSuiteRegistry());
+  await registry.push("busybox:1", await busyboxImage());
+  await registry.push("pause:1", await busyboxImage([], { Cmd: ["/bin/sleep", "1000000"] }));
+  await registry.push("kube-router:1", await kubeRouterImage());
+  await using cluster = await startSuiteCluster();
+  const { sandbox, url, adminKubeconfig } = cluster;
+  await using _api = await relay(sandbox, new URL(url).port);
+  await using _registry = await relay(sandbox, registry.host.split(":")[1]!);
+  const hosts: Host[] = [];
+  for (const named of HOSTS) {
+    const host = await startHost({ cluster, registry }, named);
+    hosts.push(host);
+    await startAgent(cluster, host);
+  }
+  const kubectl = await createKubectl(adminKubeconfig);
+  return await runSteps(steps, { cluster, registry, kubectl, hosts }, () => describeAll(kubectl));
+}
+
+const stopped = (registry: TestRegistry) =>
+  Object.assign(registry, { [Symbol.asyncDispose]: () => registry.stop() }) satisfies AsyncDisposable;
+
+/** Everything that helps to see why a step failed. */
+async function describeAll(kubectl: Kubectl): Promise<string> {
+  const asked = [
+    ["get", "pods", "--all-namespaces", "--output=wide"],
+    ["get", "events", "--all-namespaces"],
+    ["logs", "--namespace=kube-system", "--selector=app=kube-router", "--tail=20"],
+  ];
+  const outputs = await Promise.all(asked.map((args) => kubectl.try(args)));
+  return outputs.map(({ stdout, stderr }) => stdout + stderr).join("\n");
+}
+
+if (process.argv[1] === import.meta.filename)
+  process.exitCode = isInside() ? await main() : await runInside([...environmentPrograms, buildKubeRouter]);
