@@ -6,7 +6,6 @@
  * A program of its own, because it needs namespaces of its own. It prints one line of JSON for each step; the test reads them.
  */
 import { mkdir, writeFile } from "node:fs/promises";
-import { connect, createServer } from "node:net";
 import { join } from "node:path";
 import { findTool } from "../../providers/local/host/command.ts";
 import { environmentPrograms, startSuiteCluster, startSuiteRegistry } from "../conformance/kubernetes/environment.ts";
@@ -34,8 +33,8 @@ interface Host {
   readonly address: string;
   /** What `spec.podCIDR` of its node is. */
   readonly podCidr: string;
-  /** In front of a command: runs it there. */
-  readonly within: readonly string[];
+  /** In front of a command's words: runs it there. */
+  readonly within: readonly [string, ...string[]];
   backend: ManagedProcess;
 }
 
@@ -147,26 +146,24 @@ const steps: Steps<World> = {
     const { kubectl, cluster, hosts } = world;
     const [, b] = hosts;
     const [file, aside] = ["/etc/cni/net.d/10-kuberouter.conflist", "/var/lib/cni/aside"];
-    const onHost = (script: string) => runCommand(b!.within[0]!, [...b!.within.slice(1), "sh", "-c", script]);
     const isThere = (wanted: boolean) =>
       waitFor({ what: wanted ? "the network to be back" : "the network to be gone", timeoutMs: READY_MS }, async () => {
         const node = await cluster.admin.get(`/api/v1/nodes/${b!.node}`);
         must(networkOf(node)?.status === (wanted ? "False" : "True"), node.status.conditions);
       });
-    await onHost(`mv ${file} ${aside}`);
+    await runOn(b!, "sh", "-c", `mv ${file} ${aside}`);
     await isThere(false);
     const running = await kubectl.run(["get", "pod", "away", "-o", "jsonpath={.status.phase}"]);
     must(running === "Running", running);
-    await onHost(`cp ${aside} ${file}.new && mv ${file}.new ${file}`);
+    await runOn(b!, "sh", "-c", `cp ${aside} ${file}.new && mv ${file}.new ${file}`);
     await isThere(true);
   },
 
   "nothing of the pods is left of what the network's plugins write down": async ({ kubectl, hosts }) => {
     await kubectl.run(["delete", "pod", "--all", "--grace-period=1", `--timeout=${READY_MS}ms`]);
-    for (const { within } of hosts)
+    for (const host of hosts)
       await waitFor({ what: "the leases to be given back", timeoutMs: READY_MS }, async () => {
-        const [program, ...words] = [...within, "find", "/var/lib/cni/networks", "-name", "10.98.*"];
-        const { stdout } = await runCommand(program!, words);
+        const { stdout } = await runOn(host, "find", "/var/lib/cni/networks", "-name", "10.98.*");
         must(stdout === "", stdout);
       });
   },
@@ -284,6 +281,19 @@ function kubeRouter(registry: string, apiServer: string): Json[] {
   ];
 }
 
+type Place = Pick<Host, "node" | "within">;
+
+function runOn({ within: [program, ...words] }: Place, ...command: string[]) {
+  return runCommand(program, [...words, ...command]);
+}
+
+function spawnOn(sandbox: Sandbox, { node, within: [program, ...words] }: Place, name: string, ...command: string[]) {
+  return sandbox.spawn(`${node}-${name}`, program, [...words, ...command]);
+}
+
+const portsOf = (...served: readonly { url?: string; host?: string }[]) =>
+  served.map(({ url, host }) => new URL(url ?? `http://${host}`).port);
+
 const folderOf = (sandbox: Sandbox, { node }: Pick<Host, "node">) => join(sandbox.dir, node);
 
 /** A host of its own: network, mounts, and what lies in /run, /etc/cni, /var/lib/cni and /opt. */
@@ -308,23 +318,16 @@ async function startHost(
   ].join(" && ");
   const host = sandbox.spawn(node, "unshare", ["--net", "--mount", "--propagation", "private", "sh", "-c", begin]);
   await waitFor({ what: `${node} to begin`, timeoutMs: READY_MS }, () => runCommand("test", ["-e", `${dir}/begun`]));
-  const within = ["nsenter", `--net=/proc/${host.pid}/ns/net`, `--mount=/proc/${host.pid}/ns/mnt`];
-  const [nsenter, ...words] = within;
+  const namespaces = [`--net=/proc/${host.pid}/ns/net`, `--mount=/proc/${host.pid}/ns/mnt`];
+  const place: Place = { node, within: ["nsenter", ...namespaces] };
   const link = ["type", "veth", "peer", "name", "eth0", "netns", String(host.pid)];
   await runCommand("ip", ["link", "add", `to-${node}`, "master", LINK, "up", ...link]);
-  await runCommand(nsenter!, [...words, "ip", "address", "add", `${address}/24`, "dev", "eth0"]);
-  await runCommand(nsenter!, [...words, "ip", "link", "set", "eth0", "up"]);
+  await runOn(place, "ip", "address", "add", `${address}/24`, "dev", "eth0");
+  await runOn(place, "ip", "link", "set", "eth0", "up");
   // As a host reaches them elsewhere: at loopback's addresses here.
-  for (const port of [new URL(cluster.url).port, registry.host.split(":")[1]!])
-    sandbox.spawn(`${node}-relay-${port}`, nsenter!, [
-      ...words,
-      process.execPath,
-      "-e",
-      RELAY,
-      port,
-      relayOf(sandbox, port),
-    ]);
-  const socket = await startContainerd(sandbox, { dir, node, within, registry });
+  for (const port of portsOf(cluster, registry))
+    spawnOn(sandbox, place, `relay-${port}`, process.execPath, "-e", RELAY, port, relayOf(sandbox, port));
+  const socket = await startContainerd(sandbox, place, registry);
   await writeFile(
     join(dir, "backend.yaml"),
     JSON.stringify({
@@ -335,35 +338,23 @@ async function startHost(
       engine: { type: "cri", socket, allowPrivileged: true, host: { namespaces: ["kube-system"] } },
     }),
   );
-  return { ...named, within, backend: startBackend(sandbox, { ...named, within }) };
+  return { ...named, ...place, backend: startBackend(sandbox, place) };
 }
 
-const RELAY = `require("node:net").createServer((a) => {
-  const b = require("node:net").connect(process.argv[2]);
-  for (const [from, to] of [[a, b], [b, a]]) from.on("error", () => to.destroy()).pipe(to);
-}).listen(Number(process.argv[1]), "127.0.0.1")`;
+/** From one place to another, each a port of loopback's or the path of a socket. */
+const RELAY = `const { connect, createServer } = require("node:net");
+const [from, to] = process.argv.slice(1).map((each) => (each.startsWith("/") ? { path: each } : { host: "127.0.0.1", port: Number(each) }));
+createServer((a) => {
+  const b = connect(to);
+  for (const [one, other] of [[a, b], [b, a]]) one.on("error", () => other.destroy()).pipe(other);
+}).listen(from)`;
 
+/** A path leads from every host to the network of the control plane. */
 const relayOf = ({ dir }: Sandbox, port: string) => join(dir, `port-${port}.sock`);
 
-/** A path leads from every namespace of the network to this one. */
-async function relay(sandbox: Sandbox, port: string): Promise<AsyncDisposable> {
-  const server = createServer((a) => {
-    const b = connect(Number(port), "127.0.0.1");
-    for (const [from, to] of [
-      [a, b],
-      [b, a],
-    ] as const)
-      from.on("error", () => to.destroy()).pipe(to);
-  });
-  await new Promise<void>((resolve) => server.listen(relayOf(sandbox, port), resolve));
-  return { [Symbol.asyncDispose]: async () => void server.close() };
-}
-
 /** As Debian or a cloud's image has it: nothing in it knows of vmlet. */
-async function startContainerd(
-  sandbox: Sandbox,
-  { dir, node, within, registry }: { dir: string; node: string; within: readonly string[]; registry: TestRegistry },
-): Promise<string> {
+async function startContainerd(sandbox: Sandbox, place: Place, registry: TestRegistry): Promise<string> {
+  const dir = folderOf(sandbox, place);
   const socket = join(dir, "containerd.sock");
   const file = join(dir, "containerd.toml");
   await writeFile(
@@ -386,27 +377,19 @@ use_internal_loopback = true
 runtime_type = "io.containerd.runc.v2"
 `,
   );
-  sandbox.spawn(`${node}-containerd`, within[0]!, [...within.slice(1), findTool("containerd")!, "--config", file]);
-  await waitFor({ what: `${node}'s containerd`, timeoutMs: READY_MS }, () => runCommand("test", ["-S", socket]));
+  spawnOn(sandbox, place, "containerd", findTool("containerd")!, "--config", file);
+  await waitFor({ what: `${place.node}'s containerd`, timeoutMs: READY_MS }, () => runCommand("test", ["-S", socket]));
   return socket;
 }
 
-function startBackend(sandbox: Sandbox, host: Pick<Host, "node" | "within">): ManagedProcess {
-  const config = join(folderOf(sandbox, host), "backend.yaml");
-  const [nsenter, ...words] = host.within;
-  return sandbox.spawn(`${host.node}-backend`, nsenter!, [
-    ...words,
-    process.execPath,
-    PROGRAM,
-    "backend",
-    "--config",
-    config,
-  ]);
+function startBackend(sandbox: Sandbox, place: Place): ManagedProcess {
+  const config = join(folderOf(sandbox, place), "backend.yaml");
+  return spawnOn(sandbox, place, "backend", process.execPath, PROGRAM, "backend", "--config", config);
 }
 
 /** It runs where its node's address is, so that the API server finds its kubelet API there. */
 async function startAgent({ sandbox, userKubeconfig, caFile, admin }: Cluster, host: Host): Promise<void> {
-  const { node, address, podCidr, within } = host;
+  const { node, address, podCidr } = host;
   const dir = folderOf(sandbox, host);
   const config = join(dir, "agent.yaml");
   await writeFile(
@@ -429,14 +412,7 @@ async function startAgent({ sandbox, userKubeconfig, caFile, admin }: Cluster, h
       ],
     }),
   );
-  sandbox.spawn(`${node}-agent`, within[0]!, [
-    ...within.slice(1),
-    process.execPath,
-    PROGRAM,
-    "run",
-    "--config",
-    config,
-  ]);
+  spawnOn(sandbox, host, "agent", process.execPath, PROGRAM, "run", "--config", config);
   const path = `/api/v1/nodes/${node}`;
   await waitFor({ what: `the Node ${node}`, timeoutMs: READY_MS }, () => admin.get(path));
   await admin.patch(path, { spec: { podCIDR: podCidr, podCIDRs: [podCidr] } });
@@ -455,9 +431,9 @@ async function main(): Promise<number> {
   await registry.push("pause:1", await busyboxImage([], { Cmd: ["/bin/sleep", "1000000"] }));
   await registry.push("kube-router:1", await kubeRouterImage());
   await using cluster = await startSuiteCluster();
-  const { sandbox, url, adminKubeconfig } = cluster;
-  await using _api = await relay(sandbox, new URL(url).port);
-  await using _registry = await relay(sandbox, registry.host.split(":")[1]!);
+  const { sandbox, adminKubeconfig } = cluster;
+  for (const port of portsOf(cluster, registry))
+    sandbox.spawn(`relay-${port}`, process.execPath, ["-e", RELAY, relayOf(sandbox, port), port]);
   const hosts: Host[] = [];
   for (const named of HOSTS) {
     const host = await startHost({ cluster, registry }, named);

@@ -360,7 +360,11 @@ export async function kubeRouterImage(): Promise<TestImage> {
   ];
   entries.push({ path: extensions, type: "directory", mode: 0o755 });
   entries.push({ path: "etc/iproute2", type: "directory", mode: 0o755 });
-  entries.push({ path: "etc/iproute2/rt_tables", content: "255 local\n254 main\n253 default\n0 unspec\n", mode: 0o644 });
+  entries.push({
+    path: "etc/iproute2/rt_tables",
+    content: "255 local\n254 main\n253 default\n0 unspec\n",
+    mode: 0o644,
+  });
   for (const name of await readdir(join("/", extensions)))
     entries.push({ path: join(extensions, name), content: await readFile(join("/", extensions, name)), mode: 0o644 });
   return await busyboxImage(entries, { Entrypoint: ["/kube-router"] });

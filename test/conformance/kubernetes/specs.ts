@@ -267,7 +267,8 @@ const LEFT_OUT: readonly { pattern: RegExp; fact?: keyof HostFacts; reason: stri
     reason: "wants the nodes to be hosts of their own: here both are one, with one kube-proxy",
   },
   {
-    pattern: /PersistentVolumes NFS|NFSPersistentVolumes|disrupting NFS volume|should let an external dynamic provisioner/,
+    pattern:
+      /PersistentVolumes NFS|NFSPersistentVolumes|disrupting NFS volume|should let an external dynamic provisioner/,
     fact: "nfs",
     reason: "mounts file systems of an NFS server, which the kernel of this host does not (CONFIG_NFS_FS)",
   },
@@ -286,6 +287,10 @@ const LEFT_OUT: readonly { pattern: RegExp; fact?: keyof HostFacts; reason: stri
   {
     pattern: /image credentials fetched from external credential provider/,
     reason: "its image is in a registry of Google's, for which its cloud gives the credentials",
+  },
+  {
+    pattern: /DaemonRestart .*Kubelet should not restart containers/,
+    reason: "asks the port 10248 of each node's host for a kubelet's health, and kills the process of that name",
   },
   {
     pattern: /should report RunningInUserNamespace/,

@@ -70,7 +70,7 @@ export function containerTests(
     const id = await bench().create({ security: strict, containers: [{ name: "a", image: app, args: ["id -G"] }] });
     await bench().terminated(id, "a");
     expect((await bench().log(id, "a"))[0]!.split(" ").toSorted()).toEqual(["1000", "4000", "5000"]);
-    const { uid, gid, supplemental_groups: groups = [] } = (await bench().container(id, "a")).user!;
+    const { uid, gid, supplemental_groups: groups } = (await bench().container(id, "a")).user!;
     expect({ uid, gid, groups: groups.toSorted((a, b) => a - b) }).toEqual({
       uid: 1000,
       gid: 1000,

@@ -105,6 +105,8 @@ const DEFAULT_PIDS_LIMIT = 4096;
 const DISK_WALKS = 4;
 const COLLECT_PERIOD_MS = 5 * 60_000;
 const CHECK_MS = 5_000;
+/** What the Node is told must not wait for a runtime that is away. */
+const ASK_MS = 1_000;
 const NETWORK_READY = "NetworkReady";
 
 export class CriEngine implements Engine {
@@ -407,13 +409,13 @@ export class CriEngine implements Engine {
   }
 
   /**
-   * Whether the host's own runtime can give machines a network: whoever installs one, often a DaemonSet, comes after the node is
-   * there. Until then the control plane keeps pods away that want an address of their own.
+   * Whether the host's own runtime can give machines a network, which a DaemonSet often installs once the node is there.
+   * Until then the control plane keeps pods away that want an address of their own.
    */
   async conditions() {
     if (this.#own !== undefined) return [];
     try {
-      const { status } = await this.#client.runtime.status({}, this.#client.within(CHECK_MS, this.#closed.signal));
+      const { status } = await this.#client.runtime.status({}, this.#client.within(ASK_MS, this.#closed.signal));
       return [networkCondition(status?.conditions.find(({ type }) => type === NETWORK_READY))];
     } catch {
       // A runtime that does not answer says nothing of its network: the Node keeps what it has.
