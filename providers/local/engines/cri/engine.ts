@@ -409,11 +409,12 @@ export class CriEngine implements Engine {
   }
 
   /**
-   * Whether the host's own runtime can give machines a network, which a DaemonSet often installs once the node is there.
+   * Whether there is a network for machines: on a host's own runtime a DaemonSet often installs it, once the node is there.
    * Until then the control plane keeps pods away that want an address of their own.
    */
   async conditions() {
-    if (this.#own !== undefined) return [];
+    // Told all the same: the Node may have had another backend before.
+    if (this.#own !== undefined) return [networkCondition(undefined)];
     try {
       const { status } = await this.#client.runtime.status({}, this.#client.within(ASK_MS, this.#closed.signal));
       return [networkCondition(status?.conditions.find(({ type }) => type === NETWORK_READY))];
