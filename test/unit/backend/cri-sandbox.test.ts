@@ -4,7 +4,6 @@ import { ContainerState, PodSandboxState } from "../../../providers/local/engine
 import type { CriContext } from "../../../providers/local/engines/cri/context.ts";
 import type { CriClient } from "../../../providers/local/engines/cri/client.ts";
 import { removeFormer } from "../../../providers/local/engines/cri/former-containers.ts";
-import { LABEL_INSTANCE } from "../../../providers/local/engines/cri/labels.ts";
 import { recoverSandbox } from "../../../providers/local/engines/cri/sandbox.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
@@ -96,18 +95,18 @@ test("a sandbox whose interface is gone is gone", async () => {
   expect(await rejoined({ isNamed: false, hasBegun: false })).toEqual({ sandbox: undefined, asked: [] });
 });
 
-test("before an instance is made goes what has ended, and what a runtime that was killed has half made of it", async () => {
-  const made = (id: string, state: ContainerState, instance: string, attempt: number) => ({
-    ...{ id, state, metadata: { name: "c", attempt }, labels: { [LABEL_INSTANCE]: instance } },
+test("before an instance is made goes what has ended, and what a runtime that was killed has half made of its attempt", async () => {
+  const made = (id: string, state: ContainerState, attempt: number) => ({
+    ...{ id, state, metadata: { name: "c", attempt } },
   });
   const containers = [
-    made("ended", ContainerState.CONTAINER_EXITED, "i0", 0),
-    made("runs", ContainerState.CONTAINER_RUNNING, "i1", 1),
-    made("cut off", ContainerState.CONTAINER_CREATED, "i2", 2),
-    made("made for another attempt", ContainerState.CONTAINER_CREATED, "i3", 3),
-    made("half made", ContainerState.CONTAINER_UNKNOWN, "i2", 2),
+    made("ended", ContainerState.CONTAINER_EXITED, 0),
+    made("runs", ContainerState.CONTAINER_RUNNING, 1),
+    made("cut off", ContainerState.CONTAINER_CREATED, 2),
+    made("made for another attempt", ContainerState.CONTAINER_CREATED, 3),
+    made("half made, by this try or one before it", ContainerState.CONTAINER_UNKNOWN, 2),
     // It may have run: its end is to be told first.
-    made("nobody knows", ContainerState.CONTAINER_UNKNOWN, "i1", 1),
+    made("nobody knows", ContainerState.CONTAINER_UNKNOWN, 1),
   ];
   const removed: string[] = [];
   const runtime = {
@@ -115,6 +114,6 @@ test("before an instance is made goes what has ended, and what a runtime that wa
     removeContainer: ({ containerId }: { containerId: string }) => Promise.resolve(void removed.push(containerId)),
   };
   const client = { runtime, within: () => ({}) } as unknown as CriClient;
-  await removeFormer(client, {}, { id: "i2", attempt: 2 }, {});
-  expect(removed).toEqual(["ended", "cut off", "half made"]);
+  await removeFormer(client, {}, { attempt: 2 }, {});
+  expect(removed).toEqual(["ended", "cut off", "half made, by this try or one before it"]);
 });

@@ -2,26 +2,26 @@
 import { ContainerState } from "./api.gen.js";
 import { type CriClient, unlessGone } from "./client.ts";
 import type { ContainerLaunch } from "../../engine.ts";
-import { LABEL_INSTANCE } from "./labels.ts";
 
 /**
- * Removes those whose end has been told, and what a call that was cut short has left of this one: the runtime keeps its
- * name for that.
+ * Removes those whose end has been told, and what calls that were cut short have left of this attempt: the runtime keeps
+ * its name for that. Each try of an attempt is an instance of its own; none of them has begun, or the next would be
+ * another attempt.
  * @param labelSelector of the machine's container of this name
  */
 export async function removeFormer(
   client: Pick<CriClient, "runtime" | "within">,
   labelSelector: Record<string, string>,
-  { attempt, id: instance }: Pick<ContainerLaunch, "attempt" | "id">,
+  { attempt }: Pick<ContainerLaunch, "attempt">,
   within: ReturnType<CriClient["within"]>,
 ): Promise<void> {
   const { containers } = await client.runtime.listContainers({ filter: { labelSelector } }, within);
-  for (const { id, state, metadata, labels } of containers) {
+  for (const { id, state, metadata } of containers) {
     const isUnused =
       state === ContainerState.CONTAINER_EXITED ||
-      (state === ContainerState.CONTAINER_CREATED && metadata?.attempt === attempt) ||
-      // A runtime that was killed as it made it knows no more of it: nobody has started what is to be launched.
-      (state === ContainerState.CONTAINER_UNKNOWN && labels[LABEL_INSTANCE] === instance);
+      // A runtime that was killed as it made one knows no more of it.
+      (metadata?.attempt === attempt &&
+        (state === ContainerState.CONTAINER_CREATED || state === ContainerState.CONTAINER_UNKNOWN));
     if (isUnused) await unlessGone(client.runtime.removeContainer({ containerId: id }, client.within()));
   }
 }
