@@ -409,7 +409,7 @@ export class CriEngine implements Engine {
   }
 
   /**
-   * Whether there is a network for machines: for a host's own runtime a DaemonSet may install it, once the node is there.
+   * Whether there is a network for machines: for a host's own runtime a DaemonSet may install it, when the node is there.
    * Until then the control plane keeps pods away that want an address of their own.
    */
   async conditions() {

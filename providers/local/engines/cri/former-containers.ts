@@ -4,9 +4,9 @@ import { type CriClient, unlessGone } from "./client.ts";
 import type { ContainerLaunch } from "../../engine.ts";
 
 /**
- * Removes those whose end has been told, and what calls that were cut short have left of this attempt: the runtime keeps
- * its name for that. Each try of an attempt is an instance of its own; none of them has begun, or the next would be
- * another attempt.
+ * Removes those whose end has been told, and what calls that were cut short have left of this attempt, as the runtime
+ * keeps its name for that. Each try of an attempt is an instance of its own; none of them has begun, or the next would
+ * be another attempt.
  * @param labelSelector of the machine's container of this name
  */
 export async function removeFormer(
