@@ -409,8 +409,8 @@ export class CriEngine implements Engine {
   }
 
   /**
-   * Whether there is a network for machines: for a host's own runtime a DaemonSet may install it, when the node is there.
-   * Until then the control plane keeps pods away that want an address of their own.
+   * Whether there is a network for machines: for a host's own runtime a DaemonSet may install it, after the node is
+   * there. Until then the control plane keeps pods away that want an address of their own.
    */
   async conditions() {
     // Told all the same: the Node may have had another backend before.
