@@ -1,5 +1,7 @@
 /** Folders of NFS servers, which guests mount themselves. */
-import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
+import { execFileSync } from "node:child_process";
+import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterAll, beforeAll, expect, test } from "vitest";
 import type { Volume } from "../../../src/provider/machine.ts";
@@ -8,6 +10,36 @@ import { missingForNfs, type NfsServer, startNfsServer } from "../../support/nfs
 import type { Bench } from "../backend/suite.ts";
 
 const mounts = [{ volume: "v", path: "/v" }];
+
+/** Maps a page of /v/mapped, writes to it, says so, and waits; nothing asks the kernel to write that back. */
+const MAPPING_SOURCE = `
+static long call(long number, long a, long b, long c, long d, long e) {
+  register long r10 asm("r10") = d, r8 asm("r8") = e, r9 asm("r9") = 0;
+  long result;
+  asm volatile("syscall" : "=a"(result) : "a"(number), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9) : "rcx", "r11", "memory");
+  return result;
+}
+enum { WRITE = 1, OPEN = 2, MMAP = 9, PAUSE = 34, FTRUNCATE = 77, PAGE = 4096 };
+void _start(void) {
+  long file = call(OPEN, (long)"/v/mapped", 0102, 0644, 0, 0);
+  call(FTRUNCATE, file, PAGE, 0, 0, 0);
+  volatile char *page = (char *)call(MMAP, 0, PAGE, 3, 1, file);
+  const char *text = "by memory";
+  for (int i = 0; text[i]; i++) page[i] = text[i];
+  call(WRITE, 1, (long)"mapped\\n", 7, 0, 0);
+  for (;;) call(PAUSE, 0, 0, 0, 0, 0);
+}`;
+
+function mappingProgram(): Buffer {
+  const dir = mkdtempSync(join(tmpdir(), "vmlet-mapping-"));
+  try {
+    const flags = ["-nostdlib", "-static", "-Os", "-fno-stack-protector", "-x", "c", "-", "-o", join(dir, "map")];
+    execFileSync("gcc", flags, { input: MAPPING_SOURCE, stdio: ["pipe", "ignore", "inherit"] });
+    return readFileSync(join(dir, "map"));
+  } finally {
+    rmSync(dir, { recursive: true });
+  }
+}
 
 export function nfsTests(bench: () => Bench): void {
   const missing = missingForNfs();
@@ -66,6 +98,21 @@ export function nfsTests(bench: () => Bench): void {
       containers: [bench().shell("a", "true", { mounts })],
     });
     await expect(asked).rejects.toMatchObject({ code: "invalid", field: "volumes.0.mount_options" });
+  });
+
+  test("what a program has written to memory that is mapped from a file there is on the server when its machine has ended", async () => {
+    const program = mappingProgram().toString("base64");
+    const id = await bench().create({
+      volumes: [
+        ...share(),
+        { name: "f", type: "files", version: "1", files: [{ path: "map", mode: 0o755, content_b64: program }] },
+      ],
+      containers: [bench().shell("a", "exec /f/map", { mounts: [...mounts, { volume: "f", path: "/f" }] })],
+    });
+    await bench().until(async () => expect(await bench().log(id, "a")).toEqual(["mapped"]));
+    await bench().provider.deletePod(id, { force: true, signal: bench().signal });
+    await bench().reaches(id, "deleted");
+    expect(readFileSync(join(server.folder, "mapped"), "latin1").replaceAll("\0", "")).toBe("by memory");
   });
 
   test("a server that falls silent keeps no machine from its end", async () => {
