@@ -4,7 +4,9 @@
  * step, and goes on from what it finds then. What a call that failed has done is never guessed but read.
  */
 import {
+  assertCapable,
   type CallOptions,
+  type Capability,
   type DeleteOptions,
   type Clock,
   type ContainerState,
@@ -16,6 +18,7 @@ import {
   machineIsThere,
   type Provider,
   ProviderError,
+  requiredCapabilities,
   specIdentity,
 } from "../../src/provider/kit/index.ts";
 import type { Vm } from "./cloud.ts";
@@ -27,6 +30,9 @@ import type { Pool } from "./pool.ts";
 import { endedMachine, type MachineEnd, type MachineRecord, newRecord, type Phase } from "./record.ts";
 import type { Views } from "./views.ts";
 import type { VmOrders } from "./vm-orders.ts";
+
+/** What guests of an earlier release would leave out in silence: they do not know the field. */
+const UNHEARD_OF: readonly Capability[] = ["supplemental_groups_policy"];
 
 interface MachineWorkOptions {
   readonly cloud: CloudCalls;
@@ -206,6 +212,8 @@ export class MachineWork {
       volumes.give(record, unsized, guest, options),
       services?.before(guest, spec.labels, options),
     ]);
+    const unheardOf = requiredCapabilities(told).filter(({ capability }) => UNHEARD_OF.includes(capability));
+    if (unheardOf.length > 0) assertCapable(unheardOf, (await guest.getInfo(options)).capabilities);
     try {
       return await guest.createPod(record.id, told, options);
     } catch (thrown) {

@@ -56,6 +56,16 @@ test.each(["unsupported", "invalid"] as const)(
   },
 );
 
+test("what a guest of an earlier release would leave out in silence is refused in its place", async () => {
+  const agent = new CloudAgents().agent({ capabilities: ALL_CAPABILITIES });
+  const strict = spec({ security: { supplemental_groups_policy: "strict" } });
+  expect(await agent.createPod("m", strict, { signal })).toMatchObject({
+    state: "failed",
+    reason: "MachineRefused",
+    message: expect.stringContaining("lacks the capability supplemental_groups_policy"),
+  });
+});
+
 describe("a machine is made once", () => {
   test("and runs in a VM of the cheapest type that holds it", async () => {
     const setup = new CloudAgents();
