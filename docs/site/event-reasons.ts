@@ -344,6 +344,7 @@ export const EVENT_REASONS: Readonly<Record<string, EventReason>> = {
       "The folder of static pods cannot be read, or no pod can be made of one of its files; what runs by it goes on.",
     cure: "Do what the message says: it names the file and the field.",
   },
+  SupplementalGroupsPolicyNotSupported: { on: "Pod", from: "agent", meaning: REFUSED, cure: ELSEWHERE },
   Terminated: {
     ...{ on: "Pod", from: "agent" },
     meaning: "The pod's machine is about to go, and the time that it had is up: the pod was ended.",
