@@ -151,9 +151,11 @@ export class HostCare {
 
   async #ownCapacity(): Promise<ProviderCapacity | undefined> {
     const { capacity, engine, eviction } = this.#options;
-    const ofPressures = this.#guard && pressureConditions(this.#guard.pressures);
-    const ofEngine = await engine.conditions?.();
-    const conditions = (ofPressures ?? ofEngine) && { conditions: [...(ofPressures ?? []), ...(ofEngine ?? [])] };
+    const told = [
+      ...(this.#guard === undefined ? [] : pressureConditions(this.#guard.pressures)),
+      ...((await engine.conditions?.()) ?? []),
+    ];
+    const conditions = told.length > 0 && { conditions: told };
     if (capacity !== undefined) return { ...capacity, ...conditions };
     const engines = await engine.capacity?.();
     if (engines === undefined || eviction === undefined) return engines && { ...engines, ...conditions };

@@ -8,10 +8,15 @@
 import { mkdir, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { findTool } from "../../providers/local/host/command.ts";
-import { environmentPrograms, startSuiteCluster, startSuiteRegistry } from "../conformance/kubernetes/environment.ts";
+import {
+  environmentPrograms,
+  removeControlGroups,
+  startSuiteCluster,
+  startSuiteRegistry,
+} from "../conformance/kubernetes/environment.ts";
 import { hostAddress, isInside, runInside, setUp } from "../conformance/kubernetes/namespaces.ts";
 import { busyboxImage, type TestRegistry } from "../support/registry.ts";
-import { apply, daemonSet, kubeRouterImage, podOf, rolledOut } from "./daemonsets.ts";
+import { apply, daemonSet, kubeRouterImage, kubeRouterRights, podKubeconfig, podOf, rolledOut } from "./daemonsets.ts";
 import { buildKubeRouter } from "./harness/build.ts";
 import type { Json } from "./harness/client.ts";
 import type { Cluster } from "./harness/cluster.ts";
@@ -88,7 +93,7 @@ const steps: Steps<World> = {
   },
 
   "a DaemonSet that has the hosts' own network installs one": async ({ kubectl, registry, cluster }) => {
-    await apply(kubectl, kubeRouter(registry.host, cluster.url));
+    await apply(kubectl, await kubeRouter(registry.host, cluster.url));
     await rolledOut(kubectl, "kube-system", "kube-router");
     await waitFor({ what: "the nodes to have their network", timeoutMs: READY_MS }, async () => {
       const { items } = await cluster.admin.get("/api/v1/nodes");
@@ -133,7 +138,6 @@ const steps: Steps<World> = {
     const before = await kubectl.run(["get", "pod", "web", "-o", ADDRESS]);
     await a!.backend.kill("SIGKILL");
     a!.backend = startBackend(cluster.sandbox, a!);
-    await kubectl.run(["exec", "beside", "--", "true"]).catch(() => undefined);
     await waitFor({ what: "the pod to be reached again", timeoutMs: READY_MS }, async () => {
       const { stdout, stderr } = await kubectl.try(ask("beside", `http://${before}:8080/`));
       must(stdout === "served\n", stdout + stderr);
@@ -161,6 +165,8 @@ const steps: Steps<World> = {
 
   "nothing of the pods is left of what the network's plugins write down": async ({ kubectl, hosts }) => {
     await kubectl.run(["delete", "pod", "--all", "--grace-period=1", `--timeout=${READY_MS}ms`]);
+    const network = ["daemonset/kube-router", "--namespace=kube-system", "--cascade=foreground"];
+    await kubectl.run(["delete", ...network, `--timeout=${READY_MS}ms`]);
     for (const host of hosts)
       await waitFor({ what: "the leases to be given back", timeoutMs: READY_MS }, async () => {
         const { stdout } = await runOn(host, "find", "/var/lib/cni/networks", "-name", "10.98.*");
@@ -185,50 +191,20 @@ function onNode({ node }: Host, pod: Json, ports: readonly Json[] = []): Json {
 }
 
 /** As its project's generic-kuberouter.yaml, with a kubeconfig: nobody has made the API server's Service reachable yet. */
-function kubeRouter(registry: string, apiServer: string): Json[] {
+async function kubeRouter(registry: string, apiServer: string): Promise<Json[]> {
   const own = { name: "kube-router", namespace: "kube-system" };
-  const account = "/var/run/secrets/kubernetes.io/serviceaccount";
-  const kubeconfig = {
-    apiVersion: "v1",
-    kind: "Config",
-    clusters: [{ name: "default", cluster: { server: apiServer, "certificate-authority": `${account}/ca.crt` } }],
-    contexts: [{ name: "default", context: { cluster: "default", user: "default" } }],
-    "current-context": "default",
-    users: [{ name: "default", user: { tokenFile: `${account}/token` } }],
-  };
   const bridge = { type: "bridge", bridge: "kube-bridge", isDefaultGateway: true, ipam: { type: "host-local" } };
   const plugins = [bridge, { type: "portmap", capabilities: { portMappings: true } }];
   const network = { cniVersion: "0.3.0", name: "mynet", plugins };
   const mount = (name: string, mountPath: string) => ({ name, mountPath });
   const image = `${registry}/kube-router:1`;
   return [
-    { apiVersion: "v1", kind: "ServiceAccount", metadata: own },
-    {
-      apiVersion: "rbac.authorization.k8s.io/v1",
-      kind: "ClusterRole",
-      metadata: { name: own.name },
-      rules: [
-        {
-          apiGroups: [""],
-          resources: ["namespaces", "pods", "services", "nodes", "endpoints"],
-          verbs: ["get", "list", "watch"],
-        },
-        { apiGroups: ["discovery.k8s.io"], resources: ["endpointslices"], verbs: ["get", "list", "watch"] },
-        { apiGroups: ["networking.k8s.io"], resources: ["networkpolicies"], verbs: ["get", "list", "watch"] },
-      ],
-    },
-    {
-      apiVersion: "rbac.authorization.k8s.io/v1",
-      kind: "ClusterRoleBinding",
-      metadata: { name: own.name },
-      roleRef: { apiGroup: "rbac.authorization.k8s.io", kind: "ClusterRole", name: own.name },
-      subjects: [{ kind: "ServiceAccount", ...own }],
-    },
+    ...(await kubeRouterRights()),
     {
       apiVersion: "v1",
       kind: "ConfigMap",
       metadata: own,
-      data: { "cni-conf.json": JSON.stringify(network), kubeconfig: JSON.stringify(kubeconfig) },
+      data: { "cni-conf.json": JSON.stringify(network), kubeconfig: podKubeconfig(apiServer) },
     },
     daemonSet(own.name, own.namespace, {
       priorityClassName: "system-node-critical",
@@ -296,6 +272,8 @@ const portsOf = (...served: readonly { url?: string; host?: string }[]) =>
 
 const folderOf = (sandbox: Sandbox, { node }: Pick<Host, "node">) => join(sandbox.dir, node);
 
+const stateDirOf = (sandbox: Sandbox, host: Pick<Host, "node">) => join(folderOf(sandbox, host), "backend");
+
 /** A host of its own: network, mounts, and what lies in /run, /etc/cni, /var/lib/cni and /opt. */
 async function startHost(
   { cluster, registry }: Pick<World, "cluster" | "registry">,
@@ -333,7 +311,7 @@ async function startHost(
     JSON.stringify({
       apiVersion: "vmlet.dev/v1",
       kind: "BackendConfig",
-      stateDir: join(dir, "backend"),
+      stateDir: stateDirOf(sandbox, place),
       listen: { socket: join(dir, "backend.sock") },
       engine: { type: "cri", socket, allowPrivileged: true, host: { namespaces: ["kube-system"] } },
     }),
@@ -426,12 +404,18 @@ async function main(): Promise<number> {
     input: [`link add ${LINK} type bridge`, `link set ${LINK} up`, "link delete host0", ""].join("\n"),
   });
   await runCommand("ip", ["address", "add", `${hostAddress}/24`, "dev", LINK]);
-  await using registry = stopped(await startSuiteRegistry());
+  await using begun = new AsyncDisposableStack();
+  const registry = await startSuiteRegistry();
+  begun.defer(() => registry.stop());
   await registry.push("busybox:1", await busyboxImage());
   await registry.push("pause:1", await busyboxImage([], { Cmd: ["/bin/sleep", "1000000"] }));
   await registry.push("kube-router:1", await kubeRouterImage());
-  await using cluster = await startSuiteCluster();
+  const cluster = await startSuiteCluster();
   const { sandbox, adminKubeconfig } = cluster;
+  begun.defer(async () => {
+    for (const host of HOSTS) await removeControlGroups(stateDirOf(sandbox, host));
+  });
+  begun.use(cluster);
   for (const port of portsOf(cluster, registry))
     sandbox.spawn(`relay-${port}`, process.execPath, ["-e", RELAY, relayOf(sandbox, port), port]);
   const hosts: Host[] = [];
@@ -443,9 +427,6 @@ async function main(): Promise<number> {
   const kubectl = await createKubectl(adminKubeconfig);
   return await runSteps(steps, { cluster, registry, kubectl, hosts }, () => describeAll(kubectl));
 }
-
-const stopped = (registry: TestRegistry) =>
-  Object.assign(registry, { [Symbol.asyncDispose]: () => registry.stop() }) satisfies AsyncDisposable;
 
 /** Everything that helps to see why a step failed. */
 async function describeAll(kubectl: Kubectl): Promise<string> {

@@ -215,29 +215,43 @@ export function daemonSet(name: string, inNamespace: string, spec: Json): Json {
   };
 }
 
-/** As the page for operators has it, on one of both nodes only, with its image made here. */
-async function kubeRouter(registry: string): Promise<Json[]> {
+/** As the page for operators has it. */
+async function kubeRouterItems(): Promise<Json[]> {
   const page = await readFile(join(import.meta.dirname, "../../docs/operate.md"), "utf8");
   const [, text] = /```yaml\n# network-policies\.yaml\n([^]*?)\n```/.exec(page)!;
-  const items = parseAllDocuments(text!).map((each) => each.toJS());
+  return parseAllDocuments(text!).map((each) => each.toJS());
+}
+
+/** Its account, and what it may read. */
+export async function kubeRouterRights(): Promise<Json[]> {
+  return (await kubeRouterItems()).filter(({ kind }) => kind !== "DaemonSet");
+}
+
+/** On one of both nodes only, with its image made here. */
+async function kubeRouter(registry: string): Promise<Json[]> {
+  const items = await kubeRouterItems();
   const { spec } = items.find(({ kind }) => kind === "DaemonSet")!.spec.template;
   spec.containers[0].image = `${registry}/kube-router:1`;
   spec.nodeSelector = { "kubernetes.io/hostname": nodeNames[0] };
   return items;
 }
 
-/** One of both nodes only: they are one host, whose rules two of them would both write. */
-function kubeProxy(registry: string, apiServer: string): Json[] {
-  const name = "kube-proxy";
+/** Of a pod's own ServiceAccount, for an API server that is not reached by its Service. */
+export function podKubeconfig(apiServer: string): string {
   const account = "/var/run/secrets/kubernetes.io/serviceaccount";
-  const kubeconfig = {
+  return JSON.stringify({
     apiVersion: "v1",
     kind: "Config",
     clusters: [{ name: "default", cluster: { server: apiServer, "certificate-authority": `${account}/ca.crt` } }],
     contexts: [{ name: "default", context: { cluster: "default", namespace: "default", user: "default" } }],
     "current-context": "default",
     users: [{ name: "default", user: { tokenFile: `${account}/token` } }],
-  };
+  });
+}
+
+/** One of both nodes only: they are one host, whose rules two of them would both write. */
+function kubeProxy(registry: string, apiServer: string): Json[] {
+  const name = "kube-proxy";
   const config = {
     apiVersion: "kubeproxy.config.k8s.io/v1alpha1",
     kind: "KubeProxyConfiguration",
@@ -261,7 +275,7 @@ function kubeProxy(registry: string, apiServer: string): Json[] {
       apiVersion: "v1",
       kind: "ConfigMap",
       metadata: own,
-      data: { "kubeconfig.conf": JSON.stringify(kubeconfig), "config.conf": JSON.stringify(config) },
+      data: { "kubeconfig.conf": podKubeconfig(apiServer), "config.conf": JSON.stringify(config) },
     },
     daemonSet(name, own.namespace, {
       priorityClassName: "system-node-critical",

@@ -252,7 +252,7 @@ async function startFirewall({ sandbox, userKubeconfig }: Cluster): Promise<void
 }
 
 /** The kernel keeps empty control groups for ever; nothing else of this run outlives its namespaces. */
-async function removeControlGroups(stateDir: string): Promise<void> {
+export async function removeControlGroups(stateDir: string): Promise<void> {
   const name = `vmlet-${machineHash(stateDir)}`;
   const removeTree = async (folder: string): Promise<void> => {
     const entries = await readdir(folder, { withFileTypes: true }).catch(() => []);

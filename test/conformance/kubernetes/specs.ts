@@ -183,14 +183,6 @@ const LEFT_OUT: readonly { pattern: RegExp; fact?: keyof HostFacts; reason: stri
       "looks after half a minute: a machine whose pod went while no agent was there is stopped after two sightings a minute apart, lest one be lost by mistake",
   },
   {
-    pattern: /should run after kubelet stopped with CSI volume mounted/,
-    reason: "starts the CSI driver hostpath, of which there is neither an image nor a Go module where the tests run",
-  },
-  {
-    pattern: /should recreate its iptables rules if they are deleted/,
-    reason: "asks for what kube-proxy does in mode iptables alone: here it is in mode nftables",
-  },
-  {
     pattern: /Flexvolumes/,
     reason:
       "installs FlexVolume drivers, programs that a kubelet calls on its own host: deprecated since Kubernetes 1.23",
@@ -258,7 +250,7 @@ const LEFT_OUT: readonly { pattern: RegExp; fact?: keyof HostFacts; reason: stri
       "asks for what systemd's journal has of a service named kubelet, by what a kubelet serves only where it is told to, and by SSH",
   },
   {
-    pattern: /\[Feature:LocalhostNodePorts\]/,
+    pattern: /\[Feature:LocalhostNodePorts\]|should recreate its iptables rules if they are deleted/,
     reason: "asks for what kube-proxy does in mode iptables alone: here it is in mode nftables",
   },
   {
@@ -286,7 +278,7 @@ const LEFT_OUT: readonly { pattern: RegExp; fact?: keyof HostFacts; reason: stri
     reason: "mounts file systems of an NFS server, which the kernel of this host does not (CONFIG_NFS_FS)",
   },
   {
-    pattern: /^\[sig-storage\] Volume metrics/,
+    pattern: /^\[sig-storage\] Volume metrics|should run after kubelet stopped with CSI volume mounted/,
     reason: "starts the CSI driver hostpath, of which there is neither an image nor a Go module where the tests run",
   },
   {
