@@ -37,7 +37,7 @@ export const EVENT_REASONS: Readonly<Record<string, EventReason>> = {
   },
   BandwidthNotLimited: {
     ...{ on: "Pod", from: "agent" },
-    meaning: "The pod's annotations for bandwidth are not heeded.",
+    meaning: "The backend cannot hold the pod to its annotations for bandwidth, or the pod is on its host's network.",
     cure: "Take them away, or limit it on the backend's network.",
   },
   CannotCordon: {

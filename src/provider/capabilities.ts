@@ -74,6 +74,7 @@ export const CAPABILITIES = {
   host_network: "the host's network in place of an own",
   host_pid: "the host's processes",
   host_ipc: "the host's IPC namespace",
+  bandwidth: "limits of what a machine sends and gets in a second",
   // what machines begin with
   "images.prewarm": "images that are pulled before a machine asks for them, and kept",
   // addresses

@@ -42,6 +42,7 @@ export function requiredCapabilities(spec: MachineSpec): Requirement[] {
   spec.volumes?.forEach((volume, index) => volumeNeeds(volume, `volumes.${index}`, need));
 
   if (spec.resource_claims?.length) need("resource_claims", "resource_claims");
+  if (spec.bandwidth !== undefined) need("bandwidth", "bandwidth");
   if (spec.instance_type !== undefined) need("instance_types", "instance_type");
   if (spec.hosts !== undefined && spec.hosts.length > 0) need("hosts", "hosts");
   if (spec.registry_auth !== undefined && spec.registry_auth.length > 0) need("registry_auth", "registry_auth");

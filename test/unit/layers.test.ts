@@ -65,9 +65,10 @@ const LAYERS: Record<string, readonly string[]> = {
 const OF_PODS = ["types.ts", "budget.ts", "pod-volumes.ts"];
 const PODSPEC: Record<string, readonly string[]> = {
   references: [...OF_PODS, "image-name.ts", "nfs-volume.ts"],
-  admission: [...OF_PODS, "security-context.ts"],
+  admission: [...OF_PODS, "bandwidth.ts", "security-context.ts"],
   render: [
     ...OF_PODS,
+    "bandwidth.ts",
     "security-context.ts",
     "machine-id.ts",
     "image-name.ts",

@@ -7,7 +7,8 @@
  * - machines do not reach this host itself (backend, agent, anything that listens here), except `openHostPorts`;
  * - ports of this host, of one address or all, lead to the machines that have them (forwards.ts);
  * - machines reach the outside, masqueraded, only with `outbound: "allow"`, and never `denyCidrs`;
- * - a machine cannot send from an address that is not its own, neither IP nor MAC (sender-rules.ts).
+ * - a machine cannot send from an address that is not its own, neither IP nor MAC (sender-rules.ts), and no more than
+ *   its pod may (bandwidth.ts).
  *
  * Everything made here is named after the bridge and the machine's id, so it can be found and removed again.
  */
@@ -18,6 +19,7 @@ import { type Clock, type ContainerPort, type Logger, Once, ProviderError } from
 import { findTool } from "../host/command.ts";
 import { lockFile } from "../host/lock.ts";
 import { readFileIfExists } from "../host/files.ts";
+import { BandwidthLimits } from "./bandwidth.ts";
 import { forgetConnections } from "./connections.ts";
 import { PortForwards } from "./forwards.ts";
 import { missingChain, seesBridgedPackets } from "./in-place.ts";
@@ -105,6 +107,7 @@ export class HostNetwork {
   readonly #names: NetworkNames;
   readonly range: BridgeRange;
   readonly moves = new RangeMoves();
+  readonly limits: BandwidthLimits;
   readonly #ipam: Ipam;
   readonly #ready = new Once(() => this.#setUp());
   readonly #forwards: PortForwards;
@@ -121,13 +124,10 @@ export class HostNetwork {
         `network.bridge ${JSON.stringify(bridge)}: want 1 to 10 lower-case letters and digits, a letter first`,
       );
     this.#names = new NetworkNames(bridge);
+    this.limits = new BandwidthLimits(this.#names);
     this.#forwards = new PortForwards(this.#names, () => this.range.hasIpv6);
     this.range = new BridgeRange(options.dir, options.cidr);
     this.#ipam = new Ipam(join(options.dir, "leases"), this.range.subnet);
-  }
-
-  get gateway(): string {
-    return this.range.inUse.gateway;
   }
 
   /**
@@ -265,7 +265,7 @@ export class HostNetwork {
     // Not before the link: until then it is held to what it may send.
     if (address !== undefined)
       await Promise.all([
-        nft(forgetSender(this.#names.table, this.#names.link(machineId))),
+        nft(forgetSender(this.#names.table, this.#names.link(machineId)) + this.limits.release(machineId)),
         ...addresses.map((each) => forgetConnections(each)),
         forgetNeighbour(this.#names.bridge, addresses[1]),
       ]);
@@ -285,6 +285,7 @@ export class HostNetwork {
       `network.bridge ${this.#names.bridge} is in use by another backend: stop it, or choose another network.bridge and network.cidr`,
     );
     try {
+      await this.limits.look();
       await this.#settle();
       // A backend whose machines have addresses already has to look after them.
       if ((await this.#ipam.leases()).size === 0) await this.range.assertOwn(this.#names.bridge);
@@ -395,13 +396,13 @@ export class HostNetwork {
   }
 
   async #setUp(): Promise<void> {
-    const { ipv6 } = this.range.inUse;
+    const { gateway, ipv6 } = this.range.inUse;
     await mkdir(this.#options.dir, { recursive: true });
     await this.range.claim((await this.#ipam.leases()).size);
     if (!isLink(this.#names.bridge))
       await ip([`link add ${this.#names.bridge} type bridge`, `link set ${this.#names.bridge} alias ${BRIDGE_ALIAS}`]);
     // A bridge of its own address: otherwise it takes the lowest of its ports, and changes with them.
-    const mac = macOf(this.gateway);
+    const mac = macOf(gateway);
     await ip([
       `link set ${this.#names.bridge} address ${mac} up`,
       ...gatewaysOf(this.range.inUse).map(
@@ -432,7 +433,7 @@ export class HostNetwork {
     const { table, bridge: bridgeName } = this.#names;
     const seesBridged = await seesBridgedPackets(bridgeName);
     const ranges = { cidr, ipv6Cidr: ipv6?.cidr, denyCidrs, podCidrs };
-    return networkRules({ table, bridgeName, ...ranges, outbound, openHostPorts, seesBridged }) + senders.join("");
+    return networkRules({ table, bridgeName, ...ranges, outbound, openHostPorts, seesBridged }) + senders.join("") + this.limits.rules();
   }
 
   /** The same with the MACs that a runtime's plugin has given. */

@@ -10,6 +10,7 @@ import type { Container, Pod } from "../../kube/wire.ts";
 import { shortened } from "../budget.ts";
 import type { PodEvent } from "../types.ts";
 import { isSidecar } from "../../resources/pod-resources.ts";
+import { BANDWIDTH_ANNOTATIONS, bandwidthPaths } from "../bandwidth.ts";
 import { appArmorPaths, effectiveSecurityContext } from "../security-context.ts";
 import {
   ANNOTATION_INSTANCE_TYPE,
@@ -200,6 +201,12 @@ export const GATED_FEATURES: readonly GatedFeature[] = [
         ? []
         : [`metadata.annotations[${ANNOTATION_INSTANCE_TYPE}]`],
   },
+  {
+    capability: "bandwidth",
+    warning: { reason: "BandwidthNotLimited", effect: "not enforced" },
+    field: `metadata.annotations[${BANDWIDTH_ANNOTATIONS.join(", ")}]`,
+    find: (pod) => (pod.spec?.hostNetwork ? [] : bandwidthPaths(pod)),
+  },
   { capability: "volumes.empty_dir", field: "spec.volumes.emptyDir", find: (pod) => findVolumes(pod, "emptyDir") },
   { capability: "volumes.empty_dir.size_limit", field: "spec.volumes.emptyDir.sizeLimit", find: findSizeLimits },
   {
@@ -294,8 +301,6 @@ export const REFUSED_FEATURES: readonly RefusedFeature[] = [
   },
 ];
 
-const BANDWIDTH_ANNOTATIONS = ["kubernetes.io/ingress-bandwidth", "kubernetes.io/egress-bandwidth"];
-
 /**
  * What a pod runs without, as on a kubelet whose host or network has nothing for it, but not in silence.
  * @internal
@@ -308,13 +313,10 @@ export const IGNORED_FEATURES: readonly IgnoredFeature[] = [
     find: (pod) => findEffective(pod, (c) => isSet(c.seLinuxOptions), "seLinuxOptions"),
   },
   {
-    field: `metadata.annotations[${BANDWIDTH_ANNOTATIONS.join(", ")}]`,
+    field: "spec.hostNetwork, with limits of bandwidth",
     reason: "BandwidthNotLimited",
-    why: "not enforced, a machine's traffic has no limit of its pod's",
-    find: (pod) =>
-      BANDWIDTH_ANNOTATIONS.filter((name) => pod.metadata?.annotations?.[name] !== undefined).map(
-        (name) => `metadata.annotations[${name}]`,
-      ),
+    why: "not enforced, the pod is on its host's network",
+    find: (pod) => (pod.spec?.hostNetwork ? bandwidthPaths(pod) : []),
   },
 ];
 

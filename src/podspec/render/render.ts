@@ -14,6 +14,7 @@ import {
   type GateContext,
 } from "../admission/capability-gate.ts";
 import { ANNOTATION_INSTANCE_TYPE } from "../admission/instance-types.ts";
+import { podBandwidth } from "../bandwidth.ts";
 import { POD_LIMITS, shapeProblem, shortened, tell } from "../budget.ts";
 import { machineLabels } from "../machine-id.ts";
 import {
@@ -32,6 +33,7 @@ import { pickDefined } from "../security-context.ts";
 import type { PodClaim, PodEvent, RenderResult, WaitingContainer } from "../types.ts";
 import { type AnyContainer, ifTrue, nonEmpty, renderContainer, restartPolicy } from "./container.ts";
 import { mayUse, newContext, type RenderContext, type RenderInput } from "./context.ts";
+
 import { podDns } from "./dns.ts";
 import type { AddressTokens } from "./field-refs.ts";
 import { podHostname } from "./hostname.ts";
@@ -60,6 +62,9 @@ export function renderMachineSpec(input: RenderInput): RenderResult {
   const hostname = podHostname(pod, node.dns.clusterDomain);
   if (!hostname.ok) return holdSandbox(hostname.message);
 
+  const limits = backend.capabilities.has("bandwidth") ? podBandwidth(pod) : undefined;
+  if (limits?.ok === false) return holdSandbox(limits.message);
+
   const { volumes, unmounted } = renderVolumes(context);
   if (unmounted.length > 0) return { kind: "wait", waiting, unmountedVolumes: unmounted, events };
 
@@ -85,6 +90,7 @@ export function renderMachineSpec(input: RenderInput): RenderResult {
     volumes,
     claims,
     hostname,
+    bandwidth: limits?.bandwidth,
   });
   const problem = specProblem(spec);
   if (problem !== undefined) return holdSandbox(problem);
@@ -101,11 +107,12 @@ function machineSpec(
     volumes: Volume[];
     claims: PodClaim[];
     hostname: Extract<ReturnType<typeof podHostname>, { ok: true }>;
+    bandwidth: MachineSpec["bandwidth"];
   },
 ): MachineSpec {
   const { pod, node, backend, events, references, tokens, runtimeHandler } = context;
   const podSpec = pod.spec;
-  const { initContainers, containers, ephemeral, volumes, claims, hostname } = parts;
+  const { initContainers, containers, ephemeral, volumes, claims, hostname, bandwidth } = parts;
   const ifCapable = <T>(capability: Capability, value: () => T): T | undefined =>
     backend.capabilities.has(capability) ? value() : undefined;
   const auth = ifCapable("registry_auth", () => registryAuth(pod, references, events));
@@ -133,6 +140,7 @@ function machineSpec(
       registry_auth: nonEmpty(auth),
       security: machineSecurity(pod),
       host: hostAccess(pod),
+      bandwidth: podSpec?.hostNetwork === true ? undefined : bandwidth,
       address_tokens: [...initContainers, ...containers, ...ephemeral].some((each) => usesTokens(each, tokens))
         ? tokens
         : undefined,

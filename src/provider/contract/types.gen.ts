@@ -712,6 +712,7 @@ export interface components {
        *     | `host_network` | the host's network in place of an own |
        *     | `host_pid` | the host's processes |
        *     | `host_ipc` | the host's IPC namespace |
+       *     | `bandwidth` | limits of what a machine sends and gets in a second |
        *     | `images.prewarm` | images that are pulled before a machine asks for them, and kept |
        *     | `pod_ranges` | machines have addresses of the ranges that the cluster has given to their Node |
        *     | `services` | machines reach the cluster's Services at the Services' own addresses |
@@ -1504,6 +1505,13 @@ export interface components {
         pid?: boolean;
         /** @description Its IPC namespace. Capability `host_ipc`. */
         ipc?: boolean;
+      };
+      /** @description Most bits a second over the machine's own network, from the pod's annotations `kubernetes.io/ingress-bandwidth` and `kubernetes.io/egress-bandwidth`. What is more waits or is dropped. Absent: no limit. Capability `bandwidth`. */
+      bandwidth?: {
+        /** @description Of what comes to the machine. */
+        ingress_bits_per_second?: number;
+        /** @description Of what it sends. */
+        egress_bits_per_second?: number;
       };
       /** @description A machine's address is not known when its specification is written. Each occurrence of one of these strings in a container's env values, command or args is replaced, when the container starts, with the first address or all of them joined by commas. */
       address_tokens?: {
@@ -3167,4 +3175,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: 275511ccfc75519db6ec3bf6e9d132a50b40a3aa04e7e01eb19aeee06984a20c
+// sha256 of openapi.yaml: 566d6977d842e7ee6040ec3442894b31ba59140366ecf05b4a29c90dbc1b9e94

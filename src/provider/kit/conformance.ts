@@ -99,6 +99,7 @@ export const UNCHECKED: readonly Capability[] = [
   "dns",
   "apparmor",
   "supplemental_groups_policy",
+  "bandwidth",
   "privileged",
   "user_namespace",
   "sysctls",

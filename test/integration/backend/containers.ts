@@ -2,6 +2,7 @@
 import { readFileSync } from "node:fs";
 import { expect, test } from "vitest";
 import { cgroupVersion } from "../../../providers/local/bundle/cgroup.ts";
+import { run } from "../../../providers/local/host/command.ts";
 import { busyboxImage, startRegistry, type TestRegistry } from "../../support/registry.ts";
 import { text, type Bench } from "./suite.ts";
 
@@ -76,6 +77,21 @@ export function containerTests(
       gid: 1000,
       groups: [1000, 4000, 5000],
     });
+  });
+
+  test("what comes to a machine in a second has the limit that it asks for, until it goes", async () => {
+    // No other test has this rate.
+    const limits = async () => (await run("tc", ["qdisc", "show"])).stdout.toString().split("tbf").length - 1;
+    const before = await limits();
+    const id = await bench().create({
+      bandwidth: { ingress_bits_per_second: 1_234_000, egress_bits_per_second: 10_000_000 },
+      containers: [bench().shell("a", "sleep 1000")],
+    });
+    await bench().reaches(id, "running");
+    expect(await limits()).toBe(before + 1);
+    await bench().provider.deletePod(id, { force: true, signal: bench().signal });
+    await bench().reaches(id, "deleted");
+    expect(await limits()).toBe(before);
   });
 
   test("args replace the image's cmd and keep its entrypoint", async () => {

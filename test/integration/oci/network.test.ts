@@ -362,6 +362,71 @@ describe.skipIf(missing !== undefined)("machine network", () => {
     });
   });
 
+  describe("limits of traffic", () => {
+    const bandwidth = { ingress_bits_per_second: 8_000, egress_bits_per_second: 8_000 };
+    const DATAGRAMS = 400;
+    /** Of 1,000 bytes: after the first 128 KiB, one a second goes through. */
+    const PASSING = 160;
+    const flood = (host: string, port: number) =>
+      `const s=require("dgram").createSocket("udp4"),b=Buffer.alloc(1000);let n=0;` +
+      `const next=()=>n++<${DATAGRAMS}?s.send(b,${port},"${host}",next):s.close();next()`;
+    const count = `const s=require("dgram").createSocket("udp4");let n=0;s.on("message",(m)=>m.length>1?n++:(console.log(n),s.close()));s.bind(23131,()=>console.log("bound"))`;
+
+    test("what a machine sends beyond its own is dropped", async () => {
+      const machine = await network.attachNamespace("a");
+      await network.limits.hold("a", bandwidth);
+      const open = new HostNetwork({ ...options, openHostPorts: [23_131] });
+      await open.ensure();
+      const server = createSocket("udp4");
+      let got = 0;
+      server.on("message", () => got++);
+      await new Promise<void>((resolve) => server.bind(23_131, machine.gateway, resolve));
+      await inside(machine, process.execPath, "-e", flood(machine.gateway, 23_131));
+      await expect.poll(() => got).toBeGreaterThan(100);
+      server.close();
+      await new Promise((resolve) => server.once("close", resolve));
+      expect(got).toBeLessThan(PASSING);
+    });
+
+    test("what comes to a machine beyond its own does not arrive", async () => {
+      const [machine, other] = [await network.attachNamespace("a"), await network.attachNamespace("b")];
+      await network.limits.hold("a", bandwidth);
+      const counting = spawn("nsenter", [`--net=${machine.netns}`, process.execPath, "-e", count]);
+      await once(counting.stdout, "data");
+      // A program of this host would wait in its place.
+      await inside(other, process.execPath, "-e", flood(machine.address, 23_131));
+      // Without its limit the last word arrives.
+      await run("tc", ["qdisc", "delete", "dev", machine.link, "root"]);
+      const client = createSocket("udp4");
+      client.send("x", 23_131, machine.address);
+      const got = Number(await text(counting.stdout));
+      client.close();
+      expect(got).toBeGreaterThan(100);
+      expect(got).toBeLessThan(PASSING);
+    });
+
+    test("they hold when rules are made again, and go with the machine", async () => {
+      await network.attachNamespace("a");
+      await network.limits.hold("a", bandwidth);
+      const table = `vmlet_${options.bridge!}`;
+      const chains = async () => (await run("nft", ["list", "table", "netdev", table])).stdout.toString();
+      await run("nft", ["delete", "table", "netdev", table]);
+      expect(await network.heal()).toContain("rules");
+      expect(await chains()).toContain("limit rate over 1000 bytes/second burst 128 kbytes");
+      await network.detach("a");
+      expect(await chains()).not.toContain("limit rate");
+    });
+
+    test("a machine that has limits still cannot send from another's address", async () => {
+      const [a, b] = [await network.attachNamespace("a"), await network.attachNamespace("b")];
+      await network.limits.hold("b", { egress_bits_per_second: 1_000_000_000 });
+      expect(await answers(b, a)).toBe(true);
+      await inside(b, "ip", "address", "flush", "dev", "eth0");
+      await inside(b, "ip", "address", "add", a.address.replace(/\d+$/, "200/24"), "dev", "eth0");
+      expect(await answers(b, a)).toBe(false);
+    });
+  });
+
   test("what the kernel remembers of a machine's connections goes with the machine", async () => {
     const machine = await network.attachNamespace("a");
     const about = async () => {

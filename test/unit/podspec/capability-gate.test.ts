@@ -118,7 +118,15 @@ const NEEDS: Record<string, readonly (readonly [pod: Pod, path: string])[]> = {
 };
 
 /** Likewise, for capabilities without which a pod still runs, and how its author is told. */
+function limited(spec: Partial<PodSpec>): Pod {
+  const pod = podWith(spec);
+  return { ...pod, metadata: { ...pod.metadata, annotations: { "kubernetes.io/egress-bandwidth": "1M" } } };
+}
+
 const WARNINGS: Record<string, readonly (readonly [pod: Pod, path: string, reason: string, effect: string])[]> = {
+  bandwidth: [
+    [limited({}), "metadata.annotations[kubernetes.io/egress-bandwidth]", "BandwidthNotLimited", "not enforced"],
+  ],
   resource_limits: [
     [
       podWithContainer({ resources: { limits: { cpu: "1" } } }),
@@ -401,13 +409,12 @@ describe("what a machine runs without", () => {
     ]);
   });
 
-  test("is told for limits of bandwidth, each by its annotation", () => {
-    const annotations = { "kubernetes.io/egress-bandwidth": "1M" };
-    const pod = { ...podWith({}), metadata: { ...podWith({}).metadata, annotations } };
-    expect(told(pod)).toEqual([
+  test("is told for limits of bandwidth on the host's network, each by its annotation", () => {
+    expect(told(limited({}))).toEqual([]);
+    expect(told(limited({ hostNetwork: true }))).toEqual([
       [
         "BandwidthNotLimited",
-        "metadata.annotations[kubernetes.io/egress-bandwidth]: not enforced, a machine's traffic has no limit of its pod's",
+        "metadata.annotations[kubernetes.io/egress-bandwidth]: not enforced, the pod is on its host's network",
       ],
     ]);
   });

@@ -208,6 +208,19 @@ describe("renderMachineSpec", () => {
     },
   );
 
+  test("a pod whose limits of bandwidth are no quantities is not made, and its author is told", () => {
+    const rendered = renderMachineSpec(
+      inputFor(podWith({}, { annotations: { "kubernetes.io/ingress-bandwidth": "10" } })),
+    );
+    const { events } = rendered as Extract<typeof rendered, { kind: "wait" }>;
+    expect(events).toEqual([
+      expect.objectContaining({
+        reason: "FailedCreatePodSandBox",
+        message: expect.stringContaining("kubernetes.io/ingress-bandwidth: resource is unreasonably small (< 1kbit)"),
+      }),
+    ]);
+  });
+
   test("renders what concerns the pod as a whole", () => {
     const { spec } = ready(
       inputFor(
@@ -231,7 +244,7 @@ describe("renderMachineSpec", () => {
             overhead: { cpu: "100m" },
             imagePullSecrets: [{ name: "pull" }],
           },
-          { annotations: { "vmlet.dev/instance-type": "large" } },
+          { annotations: { "vmlet.dev/instance-type": "large", "kubernetes.io/egress-bandwidth": "8M" } },
         ),
         {
           references: referencesWith({
@@ -258,6 +271,7 @@ describe("renderMachineSpec", () => {
       init_containers: [{ name: "side", restart_policy: "always" }],
       resources: { requests: { cpu_millis: 1100 } },
       instance_type: "large",
+      bandwidth: { egress_bits_per_second: 8_000_000 },
       registry_auth: [{ registry: "r", username: "u", password: "p" }],
     });
     // The sidecar has no limit, so the machine as a whole has none.

@@ -82,6 +82,7 @@ describe("requiredCapabilities", () => {
       "supplemental_groups_policy",
       "security.supplemental_groups_policy",
     ],
+    ["limits of its traffic", { bandwidth: { egress_bits_per_second: 1_000_000 } }, "bandwidth", "bandwidth"],
     [
       "an AppArmor profile",
       { containers: [containerSpec({ security: { apparmor: "localhost/p" } })] },

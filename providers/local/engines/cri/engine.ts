@@ -65,6 +65,7 @@ import type { LogLimits } from "./logs.ts";
 import { machineGroups } from "./machine-groups.ts";
 import { checkMachineUsers, MachineUsers } from "../../bundle/machine-users.ts";
 import { OwnContainerd } from "./own-containerd.ts";
+import { pluginsLimitBandwidth } from "./network-plugins.ts";
 import { PodLogs } from "./pod-logs.ts";
 import { openSandbox, recoverSandbox, removeSandbox, removeSandboxes } from "./sandbox.ts";
 
@@ -132,6 +133,8 @@ export class CriEngine implements Engine {
   #handlers: readonly RuntimeHandler[] = [];
   /** containerd 2.0 and newer, CRI-O 1.32 and newer. */
   #hasGroupsPolicy = false;
+  /** Plugins of the host's runtime, where machines are on its network. */
+  #pluginsLimit = false;
   /** This is the backend, not one who asks whether there could be one. */
   #isOpen = false;
 
@@ -211,6 +214,7 @@ export class CriEngine implements Engine {
       ...(this.reserved === undefined ? [] : HOST_CAPABILITIES),
       ...(this.#hasAppArmor ? (["apparmor"] as const) : []),
       ...(this.#hasGroupsPolicy ? (["supplemental_groups_policy"] as const) : []),
+      ...(this.#context.network?.limits.capabilities ?? (this.#pluginsLimit ? (["bandwidth"] as const) : [])),
       ...(this.#hasVolumes ? DISK_VOLUME_CAPABILITIES : []),
       ...(byDefault?.features?.userNamespaces === true ? (["user_namespace"] as const) : []),
       ...((this.#options.cdiDevices ?? []).length > 0 ? (["cdi_devices"] as const) : []),
@@ -311,7 +315,8 @@ export class CriEngine implements Engine {
 
   /** What it is able to do is kept. */
   async #askRuntime(within: ReturnType<CriClient["within"]>) {
-    const told = await this.#client.runtime.status({}, within);
+    const told = await this.#client.runtime.status({ verbose: true }, within);
+    this.#pluginsLimit = pluginsLimitBandwidth(told.info["cniconfig"]);
     this.#handlers = told.runtimeHandlers;
     this.#hasGroupsPolicy = told.features?.supplementalGroupsPolicy === true;
     return told;
@@ -416,7 +421,7 @@ export class CriEngine implements Engine {
     // Told all the same: the Node may have had another backend before.
     if (this.#own !== undefined) return [networkCondition(undefined)];
     try {
-      const { status } = await this.#client.runtime.status({}, this.#client.within(ASK_MS, this.#closed.signal));
+      const { status } = await this.#askRuntime(this.#client.within(ASK_MS, this.#closed.signal));
       return [networkCondition(status?.conditions.find(({ type }) => type === NETWORK_READY))];
     } catch {
       // A runtime that does not answer says nothing of its network: the Node keeps what it has.

@@ -38,6 +38,7 @@ export async function joinNetwork(
   const ports = containerPorts(home.spec);
   const joined = new Once(async () => {
     await network.adopt(home.id, made);
+    await network.limits.hold(home.id, home.spec.bandwidth);
     await network.openHostPorts(home.id, ports);
   });
   const begun = joined.get();
@@ -68,6 +69,7 @@ export async function rejoinNetwork(
   if (network === undefined) return;
   if (hasBegun) await network.ensure();
   else await network.adopt(home.id, madeBy(word));
+  await network.limits.hold(home.id, home.spec.bandwidth);
   // They are gone when another program has flushed this host's rules meanwhile.
   await network
     .openHostPorts(home.id, containerPorts(home.spec))

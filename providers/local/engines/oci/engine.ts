@@ -177,6 +177,7 @@ export class OciEngine implements Engine {
       ...(pauseProgram(process.arch) === undefined ? [] : (["share_process_namespace"] as const)),
       ...(this.#policy.allowPrivileged || this.reserved !== undefined ? (["privileged"] as const) : []),
       ...(this.reserved === undefined ? [] : HOST_CAPABILITIES),
+      ...this.#context.network.limits.capabilities,
       ...(canConfine() ? (["apparmor"] as const) : []),
       ...(this.#lackOfUsers === undefined ? (["user_namespace"] as const) : []),
       ...(hasLoopVolumes() ? DISK_VOLUME_CAPABILITIES : []),

@@ -125,7 +125,10 @@ export async function openSandbox(context: OciContext, home: MachineHome, signal
   const hostname = kernelHostname(spec, home.id);
   const users = spec.security?.host_users === false ? await context.users.take(home.id) : undefined;
   const attachment = await makeNamespaces(context, home, { hostname, users, signal });
-  if (attachment !== undefined) await context.network.openHostPorts(home.id, containerPorts(spec));
+  if (attachment !== undefined) {
+    await context.network.limits.hold(home.id, spec.bandwidth);
+    await context.network.openHostPorts(home.id, containerPorts(spec));
+  }
   await mountTmpfs(join(dir, "shm"), { sizeBytes: SHM_BYTES, mode: "1777" });
   const shown = await shownAs(context, attachment, signal);
   await makeEtc(join(dir, "etc"), spec, { hostname, addresses: shown.length > 0 ? shown : undefined });
@@ -169,6 +172,7 @@ export async function recoverSandbox(context: OciContext, home: MachineHome): Pr
   if (record.users !== undefined) await context.users.hold(home.id, record.users);
   if (isOnBridge) {
     await context.network.ensure();
+    await context.network.limits.hold(home.id, home.spec.bandwidth);
     // They are gone when another program has flushed this host's rules meanwhile.
     await context.network
       .openHostPorts(home.id, containerPorts(home.spec))

@@ -9,6 +9,7 @@ import { availableParallelism, totalmem } from "node:os";
 import { join } from "node:path";
 import PQueue from "p-queue";
 import {
+  type Capability,
   containersOf,
   type Clock,
   type Logger,
@@ -115,7 +116,7 @@ interface MachineVm {
 
 export class VmEngine implements Engine {
   readonly name = "vm";
-  readonly capabilities = [...VM_CAPABILITIES, ...(hasDiskVolumes() ? DISK_VOLUME_CAPABILITIES : [])];
+  readonly #hasVolumes = hasDiskVolumes();
   readonly images: HostImages;
   /** QEMU beside the guest's memory, and the shim of each container. */
   readonly overhead = { machineBytes: 72 * 1024 ** 2, containerBytes: 32 * 1024 ** 2 };
@@ -158,6 +159,14 @@ export class VmEngine implements Engine {
     this.#group = new Cgroup(this.#groupPath);
     this.#torn = new TornFiles(stateDir, logger);
     this.#guestDir = options.guestDir ?? defaultGuestDir();
+  }
+
+  get capabilities(): readonly Capability[] {
+    return [
+      ...VM_CAPABILITIES,
+      ...this.#network.limits.capabilities,
+      ...(this.#hasVolumes ? DISK_VOLUME_CAPABILITIES : []),
+    ];
   }
 
   async check(): Promise<HostProblem[]> {
@@ -299,6 +308,7 @@ export class VmEngine implements Engine {
     const vm = key === undefined ? undefined : await Vm.find(context, key);
     if (vm === undefined) return undefined;
     await context.network.ensure();
+    await context.network.limits.hold(vm.key, home.spec.bandwidth);
     // They are gone when another program has flushed this host's rules meanwhile.
     await context.network
       .openHostPorts(vm.key, containerPorts(home.spec))

@@ -95,6 +95,7 @@ export async function openSandbox(
 ): Promise<VmSandbox> {
   const { spec, secretDir } = home;
   for (const folder of ["files", "run"]) await mkdir(join(secretDir, folder), { recursive: true, mode: 0o700 });
+  await context.network.limits.hold(vm.key, spec.bandwidth);
   await context.network.openHostPorts(vm.key, containerPorts(spec));
   const disks = await context.disks.plug(vm, spec, signal);
   const shares = await nfsCommands(spec, vm.attachment.address, signal);
