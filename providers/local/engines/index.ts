@@ -300,51 +300,80 @@ const criSchema = z
         fault(["images", key], "is for a containerd of the backend's own: with socket, the runtime pulls as it likes");
   });
 
-const vmSchema = z.strictObject({
-  type: z.literal("vm"),
-  guestDir: z
-    .string()
-    .optional()
-    .describe(
-      "Folder of the guest image (kernel and initramfs), made from Debian packages when it is not there. Default: in ~/.cache/vmlet.",
-    ),
-  accelerator: z.enum(["auto", "kvm", "tcg"]).optional().describe("auto boots a guest under KVM to see. Default auto."),
-  clones: z.boolean().optional().describe("Start machines as copies of a booted one of their size. Default true."),
-  warmPool: z
-    .int()
-    .min(0)
-    .max(100)
-    .optional()
-    .describe(
-      "VMs that are kept ready for machines, each about 60 MiB under emulation; they have the size of a machine without limits, and serve those that ask for half as much or more. Default 0.",
-    ),
-  defaultMemoryMib: z.int().min(32).optional().describe("Memory for containers without a limit, MiB. Default 128."),
-  scratchBytes: z
-    .int()
-    .min(64 << 20)
-    .optional()
-    .describe("Size of a machine's own disk; sparse. Default 10 GiB."),
-  bootTimeoutMs: z.int().min(1000).optional().describe("A VM that is not ready by then is given up. Default 90000."),
-  users: z
-    .strictObject({
-      first: z
-        .int()
-        .min(1000)
-        .max(0x7fff_0000)
-        .optional()
-        .describe("The first one. Default 1879048192, from where on systemd gives none to anybody."),
-      count: z.int().min(16).max(65_536).optional().describe("How many there are. Default 65536."),
-    })
-    .optional()
-    .describe("Users and groups of this host that QEMUs run as, one for each VM; nobody else has them."),
-  seccompProfile: z
-    .string()
-    .optional()
-    .describe("Profile for containers that are not unconfined. Default: that of containers-common."),
-  pidsLimit: z.int().min(16).optional().describe("Processes and threads per container. Default 4096."),
-  images: imagesSchema,
-  network: networkSchema,
-});
+const vmSchema = z
+  .strictObject({
+    type: z.literal("vm"),
+    guestDir: z
+      .string()
+      .optional()
+      .describe(
+        "Folder of the guest image (kernel and initramfs), made from Debian packages when it is not there. Default: in ~/.cache/vmlet.",
+      ),
+    accelerator: z
+      .enum(["auto", "kvm", "tcg"])
+      .optional()
+      .describe("auto boots a guest under KVM to see. Default auto."),
+    clones: z.boolean().optional().describe("Start machines as copies of a booted one of their size. Default true."),
+    warmPool: z
+      .int()
+      .min(0)
+      .max(100)
+      .optional()
+      .describe(
+        "VMs that are kept ready for machines, each about 60 MiB under emulation; they have the size of a machine without limits, and serve those that ask for half as much or more. Default 0.",
+      ),
+    defaultMemoryMib: z.int().min(32).optional().describe("Memory for containers without a limit, MiB. Default 128."),
+    scratchBytes: z
+      .int()
+      .min(64 << 20)
+      .optional()
+      .describe("Size of a machine's own disk; sparse. Default 10 GiB."),
+    bootTimeoutMs: z.int().min(1000).optional().describe("A VM that is not ready by then is given up. Default 90000."),
+    users: z
+      .strictObject({
+        first: z
+          .int()
+          .min(1000)
+          .max(0x7fff_0000)
+          .optional()
+          .describe("The first one. Default 1879048192, from where on systemd gives none to anybody."),
+        count: z.int().min(16).max(65_536).optional().describe("How many there are. Default 65536."),
+      })
+      .optional()
+      .describe("Users and groups of this host that QEMUs run as, one for each VM; nobody else has them."),
+    seccompProfile: z
+      .string()
+      .optional()
+      .describe("Profile for containers that are not unconfined. Default: that of containers-common."),
+    pidsLimit: z.int().min(16).optional().describe("Processes and threads per container. Default 4096."),
+    images: imagesSchema,
+    network: networkSchema,
+    cni: z
+      .strictObject({
+        confDir: z
+          .string()
+          .startsWith("/", "must be an absolute path")
+          .optional()
+          .describe("Folder of the network's configuration. Default /etc/cni/net.d."),
+        binDirs: z
+          .array(z.string().startsWith("/", "must be an absolute path"))
+          .min(1)
+          .optional()
+          .describe("Folders of its plugins. Default /opt/cni/bin, /usr/lib/cni, /usr/libexec/cni."),
+      })
+      .optional()
+      .describe(
+        "Have machines on the network of the host's cluster, as CNI's plugins make it, instead of a bridge of the backend's own (network); {} takes all defaults.",
+      ),
+  })
+  .superRefine(({ cni, network, warmPool = 0 }, context) => {
+    const fault = (path: string, message: string) => context.addIssue({ code: "custom", path: [path], message });
+    if (cni === undefined) return;
+    if (network !== undefined)
+      fault("network", "is for a bridge of the backend's own: with cni, the CNI configuration holds");
+    if (warmPool > 0)
+      fault("warmPool", "has to be 0 with cni: a VM has its network by its pod's name, so none can wait for a pod");
+  });
 
 export const engineSchema = z.discriminatedUnion("type", [processSchema, ociSchema, criSchema, vmSchema]);
 

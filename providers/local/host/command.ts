@@ -41,18 +41,21 @@ export class CommandError extends VmletError {
   readonly command: string;
   readonly exitCode: number | undefined;
   readonly stderr: string;
+  /** The end of it: some tools say there what is wrong. */
+  readonly stdout: string;
 
   constructor(
     command: string,
     exitCode: number | undefined,
     stderr: string,
     reason: string,
-    options?: { cause?: unknown },
+    options?: { cause?: unknown; stdout?: string },
   ) {
     super(`${command}: ${stderr.trim() || reason}`, options);
     this.command = command;
     this.exitCode = exitCode;
     this.stderr = stderr;
+    this.stdout = options?.stdout ?? "";
   }
 }
 
@@ -110,6 +113,7 @@ export function run(command: string, args: readonly string[], options: CommandOp
             code ?? undefined,
             stderr,
             code === null ? `killed by ${signal}` : `exit code ${code}`,
+            { stdout: Buffer.concat(chunks).toString("utf8").slice(-MAX_ERROR_CHARS) },
           ),
         );
     });

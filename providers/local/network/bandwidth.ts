@@ -8,7 +8,7 @@ import { type Capability, type MachineSpec, Once } from "../../../src/provider/k
 import { findTool, run } from "../host/command.ts";
 import { isLink } from "./links.ts";
 import type { NetworkNames } from "./names.ts";
-import { senderTable } from "./sender-rules.ts";
+import { forgetLink, senderTable } from "./sender-rules.ts";
 import { runSoon } from "./tools.ts";
 
 type Bandwidth = NonNullable<MachineSpec["bandwidth"]>;
@@ -71,12 +71,11 @@ export class BandwidthLimits {
     await runSoon("tc", `qdisc replace dev ${link} root tbf rate ${bytes}Bps burst ${burst} ${QUEUE}`.split(" "));
   }
 
-  /** Forgets a machine whose link is gone. @returns a script for `nft -f` */
+  /** Forgets a machine whose link is gone, and what it could send as. @returns a script for `nft -f` */
   release(machineId: string): string {
     const link = this.#names.link(machineId);
     this.#held.delete(link);
-    const chain = `chain netdev ${this.#names.table} ${chainOf(link)}`;
-    return `${senderTable(this.#names.table)}add ${chain}\nflush ${chain}\ndelete ${chain}\n`;
+    return [link, chainOf(link)].map((chain) => forgetLink(this.#names.table, chain)).join("");
   }
 
   /** Of the machines that have links, for rules that are made again. @returns a script for `nft -f` */

@@ -30,7 +30,7 @@ import { BridgeRange, DEFAULT_CIDR, OF_THE_NODE } from "./range.ts";
 import { RangeMoves } from "./range-moves.ts";
 import { hairpinRule, networkRules } from "./rules.ts";
 import { addIpv6, forgetNeighbour, type Ipv6Attachment, ipv6Of, neighbours, routeIpv6 } from "./second-family.ts";
-import { forgetSender, holdSender } from "./sender-rules.ts";
+import { holdSender } from "./sender-rules.ts";
 import { sameTwice, whileSteady } from "./steady.ts";
 import { runSoon } from "./tools.ts";
 import { UnderWay } from "./under-way.ts";
@@ -233,8 +233,7 @@ export class HostNetwork {
 
   /** The attachment that is in place, for a backend that was restarted. */
   async find(machineId: string): Promise<Attachment | undefined> {
-    const address = await this.#ipam.find(machineId);
-    const link = this.#names.link(machineId);
+    const [address, link] = [await this.#ipam.find(machineId), this.#names.link(machineId)];
     if (address === undefined || !isLink(link)) return undefined;
     return this.#describe(machineId, address, existsSync(join(NETNS_DIR, this.#names.netns(machineId))));
   }
@@ -265,7 +264,7 @@ export class HostNetwork {
     // Not before the link: until then it is held to what it may send.
     if (address !== undefined)
       await Promise.all([
-        nft(forgetSender(this.#names.table, this.#names.link(machineId)) + this.limits.release(machineId)),
+        nft(this.limits.release(machineId)),
         ...addresses.map((each) => forgetConnections(each)),
         forgetNeighbour(this.#names.bridge, addresses[1]),
       ]);
@@ -433,7 +432,8 @@ export class HostNetwork {
     const { table, bridge: bridgeName } = this.#names;
     const seesBridged = await seesBridgedPackets(bridgeName);
     const ranges = { cidr, ipv6Cidr: ipv6?.cidr, denyCidrs, podCidrs };
-    return networkRules({ table, bridgeName, ...ranges, outbound, openHostPorts, seesBridged }) + senders.join("") + this.limits.rules();
+    const rules = networkRules({ table, bridgeName, ...ranges, outbound, openHostPorts, seesBridged });
+    return [rules, ...senders, this.limits.rules()].join("");
   }
 
   /** The same with the MACs that a runtime's plugin has given. */
@@ -480,8 +480,7 @@ export class HostNetwork {
   }
 
   async #removeLinks(machineId: string): Promise<void> {
-    const name = this.#names.netns(machineId);
-    const link = this.#names.link(machineId);
+    const [name, link] = [this.#names.netns(machineId), this.#names.link(machineId)];
     // The link first: with its namespace it would vanish only some time later, and block a new one of its name.
     await removeUnlessGone(`/sys/class/net/${link}`, `link delete ${link}`);
     await removeUnlessGone(join(NETNS_DIR, name), `netns delete ${name}`);

@@ -30,21 +30,22 @@ export function senderTable(table: string): string {
 
 /**
  * Holds the link to the machine's own addresses; what is there already is replaced in one step. The link must exist.
+ * @param pass what becomes of the rest: nft's verdict, or a statement that ends its way
  */
-export function holdSender(table: string, { link, address, mac, ipv6 }: SenderLink): string {
+export function holdSender(table: string, { link, address, mac, ipv6 }: SenderLink, pass = "accept"): string {
   const rules = [
     // By a look at the type alone: where a tag stands before it, only such a look sees the tag on all kernels
     // (CVE-2021-27853).
     `ether type != { ip, arp${ipv6 === undefined ? "" : ", ip6"} } drop`,
     `ether saddr != ${mac} drop`,
     `ether daddr & ${LINK_LOCAL_MASK} == ${LINK_LOCAL_GROUPS} drop`,
-    `ether type ip ip saddr ${address} accept`,
-    `ether type arp arp htype 1 arp ptype ip arp hlen 6 arp plen 4 arp saddr ether ${mac} arp saddr ip ${address} accept`,
+    `ether type ip ip saddr ${address} ${pass}`,
+    `ether type arp arp htype 1 arp ptype ip arp hlen 6 arp plen 4 arp saddr ether ${mac} arp saddr ip ${address} ${pass}`,
     ...(ipv6 === undefined
       ? []
       : [
           `ether type ip6 icmpv6 type ${DISCOVERY} drop`,
-          `ether type ip6 ether daddr ${ipv6.gatewayMac} ip6 saddr ${ipv6.address} accept`,
+          `ether type ip6 ether daddr ${ipv6.gatewayMac} ip6 saddr ${ipv6.address} ${pass}`,
         ]),
   ];
   return [
@@ -55,8 +56,8 @@ export function holdSender(table: string, { link, address, mac, ipv6 }: SenderLi
   ].join("\n");
 }
 
-/** Forgets a link that is gone. Some kernels have done so by then, others wait for a link of the same name. */
-export function forgetSender(table: string, link: string): string {
-  const chain = `chain netdev ${table} ${link}`;
+/** Forgets a chain whose link is gone. Some kernels have done so by then, others wait for a link of the same name. */
+export function forgetLink(table: string, name: string): string {
+  const chain = `chain netdev ${table} ${name}`;
   return `${senderTable(table)}add ${chain}\nflush ${chain}\ndelete ${chain}\n`;
 }

@@ -95,7 +95,7 @@ export class Bench {
   async reaches(id: string, state: MachineState): Promise<Machine> {
     return await this.until(async () => {
       const machine = await this.get(id);
-      expect(machine.state).toBe(state);
+      expect(machine.state, machine.message).toBe(state);
       return machine;
     });
   }

@@ -29,7 +29,7 @@ import { parseStats } from "../../../providers/local/engines/vm/stats.ts";
 import { GuestDisks } from "../../../providers/local/engines/vm/disks.ts";
 import { destroyVm, Vm, type VmContext } from "../../../providers/local/engines/vm/vm.ts";
 import { bootId, processStat } from "../../../providers/local/host/proc.ts";
-import type { HostNetwork } from "../../../providers/local/network/network.ts";
+import type { VmNetwork } from "../../../providers/local/engines/vm/vm-network.ts";
 import type { MachineSpec } from "../../../src/provider/machine.ts";
 import { type Clock, systemClock } from "../../../src/util/clock.ts";
 import { containerSpec, machineSpec } from "../../support/builders.ts";
@@ -351,7 +351,7 @@ async function machineWith(
     callMs: 300,
     bootTimeoutMs: 5000,
     sizing,
-    network: { detach: async () => {} } as unknown as HostNetwork,
+    network: { detach: async () => {} } as unknown as VmNetwork,
     qemu: {
       wasOutOfMemory: async (folder: string) => isOutOfMemory && folder === join(dir, "k1"),
       forget: async () => {},

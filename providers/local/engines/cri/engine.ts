@@ -44,6 +44,7 @@ import { machineHash } from "../../host/machine-hash.ts";
 import { unmountBelow } from "../../host/mounts.ts";
 import { removeTree } from "../../host/remove-tree.ts";
 import type { GcOptions } from "../../images/collector.ts";
+import { networkCondition } from "../../network/condition.ts";
 import { DEFAULT_HOST_PORTS, requireHostPorts } from "../../network/host-ports.ts";
 import { checkIpv6, checkNetwork } from "../../network/check-network.ts";
 import type { FrontDoor } from "../../network/front-door.ts";
@@ -53,7 +54,7 @@ import { checkForwarding } from "../../network/forward-policy.ts";
 import type { HostVolumes, VolumePlace } from "../../volume-contents.ts";
 import { checkLoopVolumes, hasLoopVolumes, LoopVolumes } from "../../volumes/loop-files.ts";
 import { CRI_CAPABILITIES, DISK_VOLUME_CAPABILITIES } from "../capabilities.ts";
-import { CgroupDriver, type RuntimeCondition, type RuntimeHandler } from "./api.gen.js";
+import { CgroupDriver, type RuntimeHandler } from "./api.gen.js";
 import { CriClient, isUnimplemented, runtimeMessage } from "./client.ts";
 import { requireDevices } from "./devices.ts";
 import { RuntimeContainers } from "./containers.ts";
@@ -418,11 +419,11 @@ export class CriEngine implements Engine {
    * there. Until then the control plane keeps pods away that want an address of their own.
    */
   async conditions() {
-    // Told all the same: the Node may have had another backend before.
     if (this.#own !== undefined) return [networkCondition(undefined)];
     try {
       const { status } = await this.#askRuntime(this.#client.within(ASK_MS, this.#closed.signal));
-      return [networkCondition(status?.conditions.find(({ type }) => type === NETWORK_READY))];
+      const network = status?.conditions.find(({ type }) => type === NETWORK_READY);
+      return [networkCondition(network?.status === false ? network : undefined)];
     } catch {
       // A runtime that does not answer says nothing of its network: the Node keeps what it has.
       return [];
@@ -475,18 +476,4 @@ export class CriEngine implements Engine {
       this.#collectLater();
     });
   }
-}
-
-/** In the words of the cluster's own components (kubelet: runtimeState; node lifecycle: NetworkUnavailable). */
-function networkCondition(ready: RuntimeCondition | undefined) {
-  const type = "NetworkUnavailable";
-  if (ready?.status !== false)
-    return { type, status: "False", reason: "NetworkPluginReady", message: "container runtime network ready" } as const;
-  const { reason, message } = ready;
-  return {
-    type,
-    status: "True",
-    reason: reason || "NetworkPluginNotReady",
-    message: `container runtime network not ready: NetworkReady=false reason:${reason} message:${message}`,
-  } as const;
 }

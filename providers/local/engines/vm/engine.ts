@@ -33,7 +33,9 @@ import { machineHash } from "../../host/machine-hash.ts";
 import { readdirAtomic, writeFileAtomic } from "../../host/files.ts";
 import { TornFiles } from "../../host/torn-files.ts";
 import { HostImages, type HostImagesOptions } from "../../images/host-images.ts";
-import { containerPorts, DEFAULT_HOST_PORTS, requireHostPorts } from "../../network/host-ports.ts";
+import { networkCondition } from "../../network/condition.ts";
+import { CniNetwork, type CniOptions } from "../../network/cni/network.ts";
+import { DEFAULT_HOST_PORTS, requireHostPorts } from "../../network/host-ports.ts";
 import { checkForwarding } from "../../network/forward-policy.ts";
 import { NodeRange } from "../../network/node-range.ts";
 import { checkIpv6, checkNetwork } from "../../network/check-network.ts";
@@ -55,6 +57,7 @@ import { vmSize } from "./size.ts";
 import { checkUsers, type UserRange, VmUsers } from "./users.ts";
 import { destroyVm, Vm, type VmContext, vmKeys } from "./vm.ts";
 import { vmGroups } from "./vm-groups.ts";
+import { bridgeNetwork, type VmNetwork } from "./vm-network.ts";
 import { warming } from "./warm.ts";
 
 interface VmEngineOptions {
@@ -83,6 +86,8 @@ interface VmEngineOptions {
   users?: UserRange | undefined;
   images?: Omit<HostImagesOptions, "dir" | "clock" | "logger"> | undefined;
   network?: Omit<NetworkOptions, "dir"> | undefined;
+  /** Machines are on the network of the host's cluster. Absent: on a bridge of the backend's own. */
+  cni?: CniOptions | undefined;
   /** Ports of this host that the backend itself serves on. */
   reservedPorts?: readonly number[] | undefined;
   seccompProfile?: string | undefined;
@@ -122,7 +127,7 @@ export class VmEngine implements Engine {
   readonly overhead = { machineBytes: 72 * 1024 ** 2, containerBytes: 32 * 1024 ** 2 };
   readonly nodeRange: NodeRange | undefined;
   readonly #options: VmEngineOptions;
-  readonly #network: HostNetwork;
+  readonly #network: VmNetwork;
   readonly #records: string;
   readonly #torn: TornFiles;
   readonly #guestDir: string;
@@ -152,21 +157,20 @@ export class VmEngine implements Engine {
       refusedRanges: refusedRanges(options.network),
       ...options.images,
     });
-    this.#network = new HostNetwork({ dir: join(stateDir, "network"), ...options.network });
-    this.nodeRange = NodeRange.of(options.network, { stateDir, logger, network: this.#network });
+    this.#torn = new TornFiles(stateDir, logger);
+    if (options.cni === undefined) {
+      const network = new HostNetwork({ dir: join(stateDir, "network"), ...options.network });
+      this.nodeRange = NodeRange.of(options.network, { stateDir, logger, network });
+      this.#network = bridgeNetwork(network);
+    } else this.#network = new CniNetwork(join(stateDir, "vm/cni"), options.cni, { torn: this.#torn, clock, logger });
     this.#records = join(stateDir, "vm/machines");
     this.#groupPath = `/vmlet-${machineHash(stateDir)}`;
     this.#group = new Cgroup(this.#groupPath);
-    this.#torn = new TornFiles(stateDir, logger);
     this.#guestDir = options.guestDir ?? defaultGuestDir();
   }
 
   get capabilities(): readonly Capability[] {
-    return [
-      ...VM_CAPABILITIES,
-      ...this.#network.limits.capabilities,
-      ...(this.#hasVolumes ? DISK_VOLUME_CAPABILITIES : []),
-    ];
+    return [...VM_CAPABILITIES, ...this.#network.capabilities, ...(this.#hasVolumes ? DISK_VOLUME_CAPABILITIES : [])];
   }
 
   async check(): Promise<HostProblem[]> {
@@ -202,11 +206,7 @@ export class VmEngine implements Engine {
         problem: "/dev/kvm is missing: machines are emulated, several times slower",
         cure: "run the backend on a host with hardware virtualisation, or pass the device in (--device /dev/kvm)",
       });
-    problems.push(
-      ...(await checkForwarding(this.#options.network)),
-      ...checkIpv6(this.#options.network),
-      ...(await checkResolvConf()),
-    );
+    problems.push(...(await this.#checkNetwork()), ...(await checkResolvConf()));
     return problems;
   }
 
@@ -226,12 +226,11 @@ export class VmEngine implements Engine {
     }
     const { network, reservedPorts } = this.#options;
     const { hostPorts: allowed = DEFAULT_HOST_PORTS } = network ?? {};
-    requireHostPorts(spec, { allowed, reserved: reservedPorts ?? [], hasIpv6: this.#network.range.hasIpv6 });
+    requireHostPorts(spec, { allowed, reserved: reservedPorts ?? [], hasIpv6: this.#network.hasIpv6 });
   }
 
   async sweep(known: ReadonlySet<string>): Promise<void> {
-    await this.#network.claim();
-    this.#network.lookAfter(this.#options.clock, this.#options.logger);
+    await this.#network.begin(this.#options.clock, this.#options.logger);
     await this.#limitTogether();
     this.#collectLater();
     const context = await this.#context.get();
@@ -291,7 +290,7 @@ export class VmEngine implements Engine {
       waiting ??
       (await context.boots.add(async () => {
         signal.throwIfAborted();
-        return await Vm.start(context, key, size, inTime(), fileBytes);
+        return await Vm.start(context, key, size, inTime(), { spec: home.spec, fileBytes });
       }));
     try {
       await this.#rankVm(vm.pid, home);
@@ -307,11 +306,9 @@ export class VmEngine implements Engine {
     const key = this.#keyOf(home);
     const vm = key === undefined ? undefined : await Vm.find(context, key);
     if (vm === undefined) return undefined;
-    await context.network.ensure();
-    await context.network.limits.hold(vm.key, home.spec.bandwidth);
-    // They are gone when another program has flushed this host's rules meanwhile.
+    // It is gone when another program has flushed this host's rules meanwhile.
     await context.network
-      .openHostPorts(vm.key, containerPorts(home.spec))
+      .serve(vm.key, home.spec)
       .catch((thrown: unknown) =>
         this.#options.logger.warn({ machine: home.id, err: thrown }, "Cannot open the machine's host ports again"),
       );
@@ -337,6 +334,29 @@ export class VmEngine implements Engine {
     }
     await destroyVm(context, key);
     context.disks.forget(spec);
+  }
+
+  async #checkNetwork(): Promise<HostProblem[]> {
+    const { cni, network } = this.#options;
+    if (cni === undefined) return [...(await checkForwarding(network)), ...checkIpv6(network)];
+    const lack = await this.#network.lack();
+    if (lack === undefined) return [];
+    return [
+      {
+        // A network may be installed by a pod that has the host's, of another node.
+        fatal: false,
+        problem: `machines have no network: ${lack}`,
+        cure: "install the cluster's network, which may be a DaemonSet; or write a CNI configuration and install its plugins (Debian: containernetworking-plugins)",
+      },
+    ];
+  }
+
+  /** For the cluster's network a DaemonSet may be installing it, after the node is there. */
+  async conditions() {
+    const message = await this.#network.lack();
+    return [
+      networkCondition(message === undefined ? undefined : { message: `cni plugin not initialized: ${message}` }),
+    ];
   }
 
   async capacity(): Promise<ProviderCapacity> {

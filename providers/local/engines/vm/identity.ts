@@ -2,8 +2,9 @@
 import { randomBytes } from "node:crypto";
 import { ipv6Number, type MachineSpec } from "../../../../src/provider/kit/index.ts";
 import { hostsFile, kernelHostname, resolvConf } from "../../bundle/host-files.ts";
-import type { Attachment } from "../../network/network.ts";
+import type { CniAttachment } from "../../network/cni/network.ts";
 import { commandLine, quote, type GuestCommand } from "./control.ts";
+import type { VmAttachment } from "./vm-network.ts";
 
 /** As guest/identity.c has it. */
 const SEED_BYTES = 64;
@@ -23,9 +24,17 @@ interface MachineIdentity {
  * What a VM gets of its own before a machine is put into it: two copies of one template would otherwise draw the same
  * random numbers, and answer to one address.
  */
-export function vmScript({ address, prefix, gateway, mac, ipv6 }: Attachment): string {
+export function vmScript(attachment: VmAttachment): string {
+  const { address, prefix, mac } = attachment;
   const mask = (0xffffffff << (32 - prefix)) >>> 0;
   const netmask = [24, 16, 8, 0].map((shift) => (mask >>> shift) & 255).join(".");
+  if ("mtu" in attachment)
+    return [
+      file("/run/seed", randomBytes(SEED_BYTES)),
+      `identity ${mac} ${address} ${netmask} < /run/seed`,
+      ...routesOf(attachment),
+    ].join("\n");
+  const { gateway, ipv6 } = attachment;
   const second = ipv6 && [bytesOf(ipv6.address), bytesOf(ipv6.gateway), ipv6.gatewayMac];
   return [
     file("/run/seed", randomBytes(SEED_BYTES)),
@@ -33,6 +42,18 @@ export function vmScript({ address, prefix, gateway, mac, ipv6 }: Attachment): s
     ...(second === undefined ? [] : SECOND_CONF.map((name) => `echo 0 > /proc/sys/net/ipv6/conf/eth0/${name}`)),
     `identity ${[mac, address, netmask, gateway, second ?? []].flat().join(" ")} < /run/seed`,
   ].join("\n");
+}
+
+/** Where a network's plugins let packets go. A gateway may be on no range of the machine's. */
+function routesOf({ gateway, mtu, routes }: CniAttachment): string[] {
+  const all = [...routes, ...(gateway === undefined ? [] : [{ to: "default", via: gateway }])];
+  return [
+    `ip link set eth0 mtu ${mtu}`,
+    ...all.map(({ to, via }) => {
+      const through = via === undefined ? "dev eth0" : `via ${quote(via)} dev eth0 onlink`;
+      return `ip route replace ${quote(to)} ${through}`;
+    }),
+  ];
 }
 
 const SECOND_CONF = ["accept_dad", "accept_redirects"];

@@ -21,6 +21,8 @@ interface JailOptions {
   groups: readonly string[];
   /** No file gets longer by it. */
   fileBytes: number;
+  /** Path of the network namespace that its taps are in; absent: this process's own. */
+  netns?: string | undefined;
 }
 
 /** Those below are the launcher's own for a moment. */
@@ -32,10 +34,12 @@ const PRELOADED = "read-only.so";
 export class Jail {
   readonly #guestDir: string;
   readonly #options: string[];
+  readonly #netns: string | undefined;
   #next = FIRST_DESCRIPTOR;
 
-  constructor({ guestDir, uid, root, groups, fileBytes }: JailOptions) {
+  constructor({ guestDir, uid, root, groups, fileBytes, netns }: JailOptions) {
     this.#guestDir = guestDir;
+    this.#netns = netns;
     const entered = groups.flatMap((file) => ["enter", file]);
     this.#options = ["uid", String(uid), "root", root, "file-size", String(fileBytes), ...entered];
   }
@@ -70,7 +74,9 @@ export class Jail {
 
   /** What starts the program, which has to be absolute, in this jail. */
   command(program: string, args: readonly string[]): { command: string; args: string[] } {
-    return { command: join(this.#guestDir, "jail"), args: [...this.#options, "--", program, ...args] };
+    const [command, given] = [join(this.#guestDir, "jail"), [...this.#options, "--", program, ...args]];
+    if (this.#netns === undefined) return { command, args: given };
+    return { command: findTool("nsenter") ?? "nsenter", args: [`--net=${this.#netns}`, command, ...given] };
   }
 }
 

@@ -40,6 +40,8 @@ export interface VmPlace {
   ctl: string;
   /** Tap on the machines' bridge; undefined for a template, whose card leads nowhere. */
   tap: string | undefined;
+  /** Path of the network namespace that the tap is in; absent: this process's own. */
+  netns?: string | undefined;
   /** The machine's own disk: a file that is made with the VM. */
   disk: string;
   /** What QEMU itself complains of. */
@@ -380,6 +382,7 @@ export class Qemu {
       root,
       groups: (await groups?.make(basename(folder), size)) ?? [],
       fileBytes: place.fileBytes ?? diskBytes,
+      netns: place.netns,
     });
     jail.see(...(await this.#files.get()), join(folder, IMAGES));
     if (accelerator === "kvm") jail.device("/dev/kvm");

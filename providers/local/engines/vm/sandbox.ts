@@ -35,7 +35,6 @@ import { dialTcp } from "../../host/dial.ts";
 import { hostResolvConf } from "../../bundle/host-resolv.ts";
 import { isMissing, readdirAtomic, writeFileAtomic } from "../../host/files.ts";
 import { type Patience, patienceFor } from "../../host/patience.ts";
-import { containerPorts } from "../../network/host-ports.ts";
 import { commandEnv, ociConfig, ociResources } from "../../bundle/bundle.ts";
 import { kernelHostname } from "../../bundle/host-files.ts";
 import { seccompProfile } from "../../bundle/seccomp.ts";
@@ -95,8 +94,7 @@ export async function openSandbox(
 ): Promise<VmSandbox> {
   const { spec, secretDir } = home;
   for (const folder of ["files", "run"]) await mkdir(join(secretDir, folder), { recursive: true, mode: 0o700 });
-  await context.network.limits.hold(vm.key, spec.bandwidth);
-  await context.network.openHostPorts(vm.key, containerPorts(spec));
+  await context.network.serve(vm.key, spec);
   const disks = await context.disks.plug(vm, spec, signal);
   const shares = await nfsCommands(spec, vm.attachment.address, signal);
   const script = machineScript({

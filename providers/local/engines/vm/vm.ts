@@ -15,9 +15,8 @@ import { statSync, truncateSync } from "node:fs";
 import { mkdir, rm } from "node:fs/promises";
 import { join } from "node:path";
 import type PQueue from "p-queue";
-import type { Clock } from "../../../../src/provider/kit/index.ts";
+import type { Clock, MachineSpec } from "../../../../src/provider/kit/index.ts";
 import { readdirIfExists, readFileIfExists, writeFileAtomic } from "../../host/files.ts";
-import type { Attachment, HostNetwork } from "../../network/network.ts";
 import { processorMsOf } from "../../host/patience.ts";
 import { bootId, isAlive } from "../../host/proc.ts";
 import type { SeccompSource } from "../../bundle/seccomp.ts";
@@ -27,6 +26,7 @@ import { vmScript } from "./identity.ts";
 import { GuestPorts } from "./ports.ts";
 import { killVm, type Qemu, type VmPlace, type VmSize } from "./qemu.ts";
 import { findVm, type VmProcess } from "./vm-processes.ts";
+import type { VmAttachment, VmNetwork } from "./vm-network.ts";
 import type { Warming } from "./warm.ts";
 
 const MAX_LOG_BYTES = 1 << 20;
@@ -34,7 +34,7 @@ const MAX_LOG_BYTES = 1 << 20;
 /** What everything of this engine works with. */
 export interface VmContext {
   clock: Clock;
-  network: HostNetwork;
+  network: VmNetwork;
   /** A folder per VM. */
   vmsDir: string;
   qemu: Qemu;
@@ -54,7 +54,7 @@ export interface VmContext {
 
 interface VmRecord {
   size: VmSize;
-  attachment: Attachment;
+  attachment: VmAttachment;
   process: VmProcess;
   /** In which boot of the host it was started. Absent: by an earlier version. */
   boot?: string;
@@ -72,7 +72,7 @@ function recordIn(text: string): VmRecord | undefined {
 export class Vm {
   readonly key: string;
   readonly size: VmSize;
-  readonly attachment: Attachment;
+  readonly attachment: VmAttachment;
   readonly control: GuestControl;
   readonly ports: GuestPorts;
   readonly #dir: string;
@@ -99,6 +99,7 @@ export class Vm {
   /**
    * Makes a VM that has its own randomness and address, and is ready for a machine. When it fails or the backend ends
    * meanwhile, `destroyVm` removes what there is.
+   * @param spec of its machine, where it is made for one
    * @param fileBytes the longest of the files that it is to write; absent: its own disk
    */
   static async start(
@@ -106,12 +107,12 @@ export class Vm {
     key: string,
     size: VmSize,
     signal: AbortSignal,
-    fileBytes?: number,
+    { spec, fileBytes }: { spec?: MachineSpec; fileBytes?: number | undefined } = {},
   ): Promise<Vm> {
     const dir = vmDir(context, key);
     await mkdir(dir, { recursive: true, mode: 0o700 });
-    const attachment = await context.network.attachTap(key);
-    const place = { ...vmPlace(context, key, attachment.link), fileBytes };
+    const attachment = await context.network.attach(key, spec);
+    const place = { ...vmPlace(context, key, attachment), fileBytes };
     const { qemu, clones } = context;
     const started = clones ? await qemu.clone(size, place, signal) : await qemu.boot(size, place, signal);
     try {
@@ -200,7 +201,14 @@ function vmDir(context: Pick<VmContext, "vmsDir">, key: string): string {
   return join(context.vmsDir, key);
 }
 
-function vmPlace(context: VmContext, key: string, tap: string | undefined): VmPlace {
+function vmPlace(context: VmContext, key: string, attachment: VmAttachment | undefined): VmPlace {
   const at = (name: string) => join(vmDir(context, key), name);
-  return { qmp: at("qmp"), ctl: at("ctl"), tap, disk: at("disk.img"), log: at("qemu.log") };
+  return {
+    qmp: at("qmp"),
+    ctl: at("ctl"),
+    tap: attachment?.link,
+    netns: attachment?.netns,
+    disk: at("disk.img"),
+    log: at("qemu.log"),
+  };
 }

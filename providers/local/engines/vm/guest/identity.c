@@ -1,5 +1,5 @@
 /*
- * identity MAC ADDRESS NETMASK GATEWAY [ADDRESS6 GATEWAY6 GATEWAYMAC] < SEED: what two copies of one template must not
+ * identity MAC ADDRESS NETMASK [GATEWAY [ADDRESS6 GATEWAY6 GATEWAYMAC]] < SEED: what two copies of one template must not
  * share. The kernel gets the host's random bytes, as such, and draws on them at once (writing them to /dev/urandom alone
  * would leave the generators alike); eth0 gets its addresses, and the default routes. Of IPv6, each byte between colons.
  */
@@ -149,7 +149,7 @@ static int reseed(void) {
 int main(int argc, char **argv) {
   struct request request;
   struct route route;
-  if (argc != 5 && argc != 8) return 2;
+  if (argc != 4 && argc != 5 && argc != 8) return 2;
   if (reseed()) return 3;
   sockets = call(SOCKET, (long)AF_INET, (long)SOCK_DGRAM, 0L);
   clear(&request, sizeof request);
@@ -163,6 +163,7 @@ int main(int argc, char **argv) {
   clear(&request, sizeof request);
   *(u16 *)&request.address = IFF_UP | IFF_RUNNING;
   if (set(SIOCSIFFLAGS, &request)) return 7;
+  if (argc == 4) return 0;
   clear(&route, sizeof route);
   inet(&route.destination, "0.0.0.0");
   inet(&route.netmask, "0.0.0.0");

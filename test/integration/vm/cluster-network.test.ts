@@ -1,0 +1,221 @@
+/** Engine vm on the network of the host's cluster: CNI's plugins of Debian in place of a DaemonSet's. */
+import {
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  rmSync,
+  symlinkSync,
+  unlinkSync,
+  writeFileSync,
+} from "node:fs";
+import { isIP } from "node:net";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { createEngine } from "../../../providers/local/engines/index.ts";
+import { dialTcp } from "../../../providers/local/host/dial.ts";
+import { findTool, run } from "../../../providers/local/host/command.ts";
+import { silentLogger } from "../../../src/telemetry/logger.ts";
+import { systemClock } from "../../../src/util/clock.ts";
+import { engineOnThisHost } from "../../support/engines.ts";
+import { testNetwork } from "../../support/host.ts";
+import { leaveOut } from "../../support/left-out.ts";
+import { busyboxImage, missingForImages, startRegistry, type TestRegistry } from "../../support/registry.ts";
+import { Bench, text } from "../backend/suite.ts";
+
+const BINARIES = "/usr/lib/cni";
+const MTU = 1400;
+const RATE = 2_468_000;
+const hasPortmap = findTool("iptables") !== undefined;
+const { missing: lacks } = await engineOnThisHost("vm");
+const missing = [...lacks, ...[missingForImages() ?? []].flat()];
+
+if (missing.length > 0) leaveOut("engine vm on the cluster's network", missing);
+else
+  describe("engine vm on the cluster's network", () => {
+    const { bridge, cidr } = testNetwork("");
+    const stateDir = mkdtempSync(join(tmpdir(), "vmlet-cni-"));
+    const [confDir, binDir, leases] = ["net.d", "bin", "leases"].map((name) => join(stateDir, name)) as [
+      string,
+      string,
+      string,
+    ];
+    const file = join(confDir, "10-test.conflist");
+    const configuration = JSON.stringify({
+      cniVersion: "1.0.0",
+      name: "test",
+      plugins: [
+        {
+          type: "bridge",
+          ...{ bridge, mtu: MTU, isDefaultGateway: true },
+          ipam: {
+            type: "host-local",
+            dataDir: leases,
+            ranges: [[{ subnet: cidr }]],
+            routes: [{ dst: "198.51.100.0/24" }],
+          },
+        },
+        ...(hasPortmap ? [{ type: "portmap", capabilities: { portMappings: true } }] : []),
+        { type: "bandwidth", capabilities: { bandwidth: true } },
+      ],
+    });
+    let registry: TestRegistry;
+    let bench: Bench;
+    let image: string;
+
+    beforeAll(async () => {
+      mkdirSync(confDir);
+      mkdirSync(binDir);
+      for (const plugin of readdirSync(BINARIES)) symlinkSync(join(BINARIES, plugin), join(binDir, plugin));
+      registry = await startRegistry();
+      await registry.push("t/busybox:1", await busyboxImage());
+      image = `${registry.host}/t/busybox:1`;
+      const createTheEngine = (dir: string) =>
+        createEngine(
+          {
+            type: "vm",
+            cni: { confDir, binDirs: [binDir] },
+            images: { insecureRegistries: [registry.host] },
+          },
+          { stateDir: dir, clock: systemClock, logger: silentLogger },
+        );
+      bench = new Bench({ name: "vm", image, createEngine: createTheEngine, patienceMs: 150_000 }, stateDir);
+      await bench.open();
+    });
+    afterAll(async () => {
+      await bench.close();
+      await registry.stop();
+      await run("ip", ["link", "delete", bridge!]).catch(() => undefined);
+      rmSync(stateDir, { recursive: true, force: true });
+    });
+    const serving = (more: object = {}) => ({
+      containers: [bench.shell("a", "mkdir /w; echo served > /w/i; httpd -f -p 8080 -h /w", more)],
+    });
+    const served = async (host: string, port: number, path = "/i") => {
+      const socket = await dialTcp(host, port, AbortSignal.timeout(10_000));
+      socket.write(`GET ${path} HTTP/1.0\r\n\r\n`);
+      return await text(socket);
+    };
+    const said = async (id: string, ...command: string[]) => {
+      const { stdout, exit } = await bench.exec(id, "a", command);
+      const output = await text(stdout);
+      return { output, code: (await exit).exitCode };
+    };
+    const given = () => readdirSync(join(leases, "test")).filter((name) => isIP(name) !== 0);
+    const queues = async () => (await run("tc", ["qdisc", "show"])).stdout.toString();
+    let id: string;
+    let address: string;
+    let other: string;
+
+    test("a machine waits for the network, and says so; so does the Node", async () => {
+      expect(await bench.provider.getCapacity!({ signal: bench.signal })).toMatchObject({
+        conditions: [{ type: "NetworkUnavailable", status: "True", reason: "NetworkPluginNotReady" }],
+      });
+      id = await bench.create({
+        labels: { "vmlet.dev/pod": "web", "vmlet.dev/namespace": "shop", "vmlet.dev/uid": "u-1" },
+        ...serving(hasPortmap ? { ports: [{ port: 8080, protocol: "tcp", host_port: 23_141 }] } : {}),
+      });
+      await bench.until(async () => expect((await bench.get(id)).message).toContain("no network config found in"));
+      writeFileSync(file, configuration);
+      address = (await bench.reaches(id, "running")).addresses![0]!.ip;
+      expect(await bench.provider.getCapacity!({ signal: bench.signal })).toMatchObject({
+        conditions: [{ type: "NetworkUnavailable", status: "False" }],
+      });
+    });
+
+    test("it has the address that the plugins gave, and this host reaches it there", async () => {
+      expect(given()).toContain(address);
+      await bench.until(async () => expect(await served(address, 8080)).toContain("served"));
+    });
+
+    test("it has the network's MTU and routes", async () => {
+      expect((await said(id, "ip", "link", "show", "eth0")).output).toContain(`mtu ${MTU}`);
+      const { output } = await said(id, "ip", "route");
+      expect(output).toMatch(/^default via /m);
+      expect(output).toMatch(/^198\.51\.100\.0\/24 via /m);
+    });
+
+    test.runIf(hasPortmap)("a port of this host leads to it", async () => {
+      const gateway = (
+        await said(id, "sh", "-c", "ip route | sed -n 's/^default via \\([0-9.]*\\).*/\\1/p'")
+      ).output.trim();
+      expect(await served(gateway, 23_141)).toContain("served");
+    });
+
+    test("its traffic is counted as it sees it", async () => {
+      const counted = async () => {
+        const all = await bench.provider.getStats!({ labels: {}, signal: bench.signal });
+        return all.find((each) => each.id === id)!.network!;
+      };
+      const before = await counted();
+      await said(id, "sh", "-c", "head -c 300000 /dev/zero > /w/large");
+      expect((await served(address, 8080, "/large")).length).toBeGreaterThan(300_000);
+      await bench.until(async () => {
+        const after = await counted();
+        expect(after.tx_bytes - before.tx_bytes).toBeGreaterThan(300_000);
+        expect(after.rx_bytes - before.rx_bytes).toBeLessThan(100_000);
+      });
+    });
+
+    test("limits of another machine's traffic are the plugins'", async () => {
+      await expect(bench.provider.getInfo({ signal: bench.signal })).resolves.toMatchObject({
+        capabilities: expect.arrayContaining(["bandwidth"]),
+      });
+      other = await bench.create({
+        bandwidth: { ingress_bits_per_second: RATE },
+        containers: [bench.shell("a", "sleep 1000", { security: { privileged: true } })],
+      });
+      await bench.reaches(other, "running");
+      expect(await queues()).toContain("rate 2468Kbit");
+    });
+
+    test("the other one reaches it, and not from an address that is not its own", async () => {
+      const ask = async () => (await said(other, "timeout", "5", "wget", "-qO-", `http://${address}:8080/i`)).output;
+      expect(await ask()).toBe("served\n");
+      const stranger = cidr!.replace("0/24", "250/24");
+      await said(other, "sh", "-c", `ip address flush dev eth0; ip address add ${stranger} dev eth0`);
+      expect(await ask()).toBe("");
+    });
+
+    test("what the plugins gave goes with a machine", async () => {
+      await bench.provider.deletePod(other, { force: true, signal: bench.signal });
+      await bench.reaches(other, "deleted");
+      expect(given()).toEqual([address]);
+      expect(await queues()).not.toContain("rate 2468Kbit");
+    });
+
+    test("a backend that comes back finds it, with its network", async () => {
+      await bench.provider.close();
+      await bench.open();
+      expect((await bench.reaches(id, "running")).addresses).toEqual([{ ip: address }]);
+      expect(await served(address, 8080)).toContain("served");
+    });
+
+    test("it is given back also where its namespace is gone", async () => {
+      const namespaces = async () => (await run("ip", ["netns"])).stdout.toString();
+      const [own = ""] = /vmlet-\S+/.exec(await namespaces())!;
+      await run("ip", ["netns", "delete", own]);
+      await bench.provider.deletePod(id, { force: true, signal: bench.signal });
+      await bench.reaches(id, "deleted");
+      expect(given()).toEqual([]);
+      expect(readdirSync(join(stateDir, "vm/cni"))).toEqual([]);
+      expect(await namespaces()).not.toContain(own);
+    });
+
+    test("what a plugin cannot give back yet is given back when it can", async () => {
+      const late = await bench.create({ containers: [bench.shell("a", "sleep 1000")] });
+      await bench.reaches(late, "running");
+      const [plugin, asked] = [join(binDir, "bridge"), join(stateDir, "asked")];
+      unlinkSync(plugin);
+      const refusal = JSON.stringify({ cniVersion: "1.0.0", code: 11, msg: "try again later" });
+      writeFileSync(plugin, `#!/bin/sh\ntouch ${asked}\necho '${refusal}'\nexit 1\n`, { mode: 0o755 });
+      await bench.provider.deletePod(late, { force: true, signal: bench.signal });
+      await bench.until(() => expect(existsSync(asked)).toBe(true));
+      expect(given()).not.toEqual([]);
+      rmSync(plugin);
+      symlinkSync(join(BINARIES, "bridge"), plugin);
+      await bench.reaches(late, "deleted");
+      expect(given()).toEqual([]);
+    });
+  });
