@@ -1,7 +1,7 @@
 /**
  * A cluster's own network on hosts whose runtime has none yet: two hosts, each with a containerd of its own (`engine.socket`), no
  * CNI configuration, and a node. kube-router comes as a DaemonSet, as its project installs it: it brings the configuration,
- * and the routes between the hosts.
+ * and the routes between the hosts. One of them has a second node, whose pods are VMs on the same network.
  *
  * A program of its own, because it needs namespaces of its own. It prints one line of JSON for each step; the test reads them.
  */
@@ -17,7 +17,7 @@ import {
 import { hostAddress, isInside, runInside, setUp } from "../conformance/kubernetes/namespaces.ts";
 import { busyboxImage, type TestRegistry } from "../support/registry.ts";
 import { apply, daemonSet, kubeRouterImage, kubeRouterRights, podKubeconfig, podOf, rolledOut } from "./daemonsets.ts";
-import { buildKubeRouter } from "./harness/build.ts";
+import { buildKubeRouter, buildMultus } from "./harness/build.ts";
 import type { Json } from "./harness/client.ts";
 import type { Cluster } from "./harness/cluster.ts";
 import { runCommand } from "./harness/exec.ts";
@@ -25,6 +25,7 @@ import { createKubectl, type Kubectl } from "./harness/kubectl.ts";
 import type { ManagedProcess, Sandbox } from "./harness/processes.ts";
 import { runSteps, type Steps } from "./harness/steps.ts";
 import { must, waitFor } from "./harness/wait.ts";
+import { multus, multusImage, sideNetwork } from "./multus.ts";
 
 interface World {
   cluster: Cluster;
@@ -51,6 +52,11 @@ const HOSTS = [
   { node: "host-b", address: "192.0.2.22", podCidr: "10.98.2.0/24" },
 ] as const;
 const KUBELET_PORT = 10_250;
+/** On the second host. */
+const VM_NODE = "host-b-vm";
+const VM_KUBELET_PORT = 10_260;
+const SIDE = "10.97.7.0/24";
+const NETWORK = "/etc/cni/net.d/10-kuberouter.conflist";
 const HOST_PORT = 18_080;
 const PROGRAM = join(import.meta.dirname, "../../src/cli/main.ts");
 const ADDRESS = `jsonpath={.status.podIP}`;
@@ -58,11 +64,15 @@ const READY = ["--for=condition=Ready", `--timeout=${READY_MS}ms`];
 
 /** In order; each builds on those before it. */
 const steps: Steps<World> = {
-  "nodes come without a network, and say so": async ({ cluster }) => {
-    await waitFor({ what: "both nodes to tell that there is no network", timeoutMs: READY_MS }, async () => {
+  "nodes come without a network, and say so: of containers and of VMs": async ({ cluster }) => {
+    await waitFor({ what: "all nodes to tell that there is no network", timeoutMs: READY_MS }, async () => {
       const { items } = await cluster.admin.get("/api/v1/nodes");
-      const told = items.map((node: Json) => [conditionOf(node, "Ready")?.status, networkOf(node)?.reason]);
-      must(JSON.stringify(told) === '[["True","NetworkPluginNotReady"],["True","NetworkPluginNotReady"]]', told);
+      must(items.length === HOSTS.length + 1, items);
+      const told = items.map((node: Json) => [conditionOf(node, "Ready")?.status, networkOf(node)?.reason].join(" "));
+      must(
+        told.every((each: string) => each === "True NetworkPluginNotReady"),
+        told,
+      );
       must(items.every(isTainted), items);
     });
   },
@@ -126,6 +136,46 @@ const steps: Steps<World> = {
       });
   },
 
+  "pods that are VMs are on the network of their host, too": async ({ kubectl, registry }) => {
+    const [, { podCidr }] = HOSTS;
+    const page = "mkdir /w; echo served > /w/index.html; httpd -f -p 8080 -h /w";
+    await apply(kubectl, [onNode({ node: VM_NODE }, podOf("in-vm", registry.host, page))]);
+    await kubectl.run(["wait", "pod/in-vm", ...READY]);
+    const address = await kubectl.run(["get", "pod", "in-vm", "-o", ADDRESS]);
+    must(address.startsWith(podCidr.replace("0/24", "")), address);
+    const web = await kubectl.run(["get", "pod", "web", "-o", ADDRESS]);
+    for (const [pod, target] of [
+      ["in-vm", web],
+      ["beside", address],
+      ["away", address],
+    ] as const)
+      await waitFor({ what: `${pod} to reach the other pod`, timeoutMs: READY_MS }, async () => {
+        const { stdout, stderr } = await kubectl.try(ask(pod, `http://${target}:8080/`));
+        must(stdout === "served\n", stdout + stderr);
+      });
+  },
+
+  "limits of a pod's traffic are the network's plugins', of containers and of VMs": async (world) => {
+    const { kubectl, registry, hosts } = world;
+    const [a, b] = hosts;
+    let tried = 0;
+    for (const [node, host] of [
+      [a!.node, a!],
+      [VM_NODE, b!],
+    ] as const)
+      // An agent learns within a minute what a network that has come can do; until then it warns.
+      await waitFor({ what: `${node} to limit what comes to its pod`, timeoutMs: READY_MS }, async () => {
+        const name = `limited-${++tried}`;
+        await apply(kubectl, [limited(onNode({ node }, podOf(name, registry.host, "sleep 100000")))]);
+        await kubectl.run(["wait", `pod/${name}`, ...READY]);
+        const { stdout } = await runOn(host, "tc", "qdisc", "show");
+        const events = await kubectl.run(["events", "--for", `pod/${name}`]);
+        await kubectl.run(["delete", "pod", name, "--grace-period=1"]);
+        must(stdout.includes(`rate ${LIMIT.replace("k", "Kbit")}`), stdout + events);
+        must(!events.includes("BandwidthNotLimited"), events);
+      });
+  },
+
   "a port of the host leads to its pod, by the network's own plugin": async () => {
     await waitFor({ what: "the port to answer", timeoutMs: READY_MS }, async () => {
       const page = await (await fetch(`http://${HOSTS[0].address}:${HOST_PORT}/`)).text();
@@ -149,7 +199,7 @@ const steps: Steps<World> = {
   "a network that goes leaves pods alone, and keeps new ones away until it is back": async (world) => {
     const { kubectl, cluster, hosts } = world;
     const [, b] = hosts;
-    const [file, aside] = ["/etc/cni/net.d/10-kuberouter.conflist", "/var/lib/cni/aside"];
+    const [file, aside] = [NETWORK, "/var/lib/cni/aside"];
     const isThere = (wanted: boolean) =>
       waitFor({ what: wanted ? "the network to be back" : "the network to be gone", timeoutMs: READY_MS }, async () => {
         const node = await cluster.admin.get(`/api/v1/nodes/${b!.node}`);
@@ -163,13 +213,38 @@ const steps: Steps<World> = {
     await isThere(true);
   },
 
+  "a plugin that looks the pod up gives it a further interface, by its annotation": async (world) => {
+    const { kubectl, cluster, registry, hosts } = world;
+    const nodes = HOSTS.map(({ node }) => node);
+    await apply(kubectl, multus(registry.host, nodes, await cluster.userKubeconfig("multus"), NETWORK));
+    await rolledOut(kubectl, "kube-system", "multus");
+    await kubectl.run(["wait", "--for=condition=Established", "crd", "--all", `--timeout=${READY_MS}ms`]);
+    const twice = onNode(hosts[0]!, podOf("twice", registry.host, "sleep 100000"));
+    twice.metadata.annotations = { "k8s.v1.cni.cncf.io/networks": "side" };
+    await apply(kubectl, [sideNetwork("side", SIDE), twice]);
+    await kubectl.run(["wait", "pod/twice", ...READY]);
+    const links = await kubectl.run(["exec", "twice", "--", "ip", "-o", "-4", "address"]);
+    must(links.includes("eth0 ") && links.includes(`net1    inet ${SIDE.replace("0/24", "")}`), links);
+    const { metadata, status } = JSON.parse(await kubectl.run(["get", "pod", "twice", "-o", "json"]));
+    must(status.podIP.startsWith(HOSTS[0].podCidr.replace("0/24", "")), status);
+    must(metadata.annotations["k8s.v1.cni.cncf.io/network-status"].includes("default/side"), metadata);
+  },
+
+  "VMs come and go with that plugin, with the cluster's network alone": async ({ kubectl, registry }) => {
+    await apply(kubectl, [onNode({ node: VM_NODE }, podOf("late-vm", registry.host, "sleep 100000"))]);
+    await kubectl.run(["wait", "pod/late-vm", ...READY]);
+    const { metadata, status } = JSON.parse(await kubectl.run(["get", "pod", "late-vm", "-o", "json"]));
+    must(status.podIP.startsWith(HOSTS[1].podCidr.replace("0/24", "")), status);
+    must(metadata.annotations["k8s.v1.cni.cncf.io/network-status"].includes(status.podIP), metadata);
+  },
+
   "nothing of the pods is left of what the network's plugins write down": async ({ kubectl, hosts }) => {
     await kubectl.run(["delete", "pod", "--all", "--grace-period=1", `--timeout=${READY_MS}ms`]);
     const network = ["daemonset/kube-router", "--namespace=kube-system", "--cascade=foreground"];
     await kubectl.run(["delete", ...network, `--timeout=${READY_MS}ms`]);
     for (const host of hosts)
       await waitFor({ what: "the leases to be given back", timeoutMs: READY_MS }, async () => {
-        const { stdout } = await runOn(host, "find", "/var/lib/cni/networks", "-name", "10.98.*");
+        const { stdout } = await runOn(host, "find", "/var/lib/cni/networks", "-name", "10.9[78].*");
         must(stdout === "", stdout);
       });
   },
@@ -184,7 +259,15 @@ const isTainted = ({ spec }: Json) =>
   (spec.taints ?? []).some(({ key }: Json) => key === "node.kubernetes.io/network-unavailable");
 const ask = (pod: string, url: string) => ["exec", pod, "--", "timeout", "3", "wget", "-qO-", url];
 
-function onNode({ node }: Host, pod: Json, ports: readonly Json[] = []): Json {
+/** Of what comes to the pod. */
+const LIMIT = "2468k";
+
+function limited(pod: Json): Json {
+  pod.metadata.annotations = { "kubernetes.io/ingress-bandwidth": LIMIT };
+  return pod;
+}
+
+function onNode({ node }: Pick<Host, "node">, pod: Json, ports: readonly Json[] = []): Json {
   pod.spec.nodeSelector = { "kubernetes.io/hostname": node };
   pod.spec.containers[0].ports = ports;
   return pod;
@@ -194,7 +277,11 @@ function onNode({ node }: Host, pod: Json, ports: readonly Json[] = []): Json {
 async function kubeRouter(registry: string, apiServer: string): Promise<Json[]> {
   const own = { name: "kube-router", namespace: "kube-system" };
   const bridge = { type: "bridge", bridge: "kube-bridge", isDefaultGateway: true, ipam: { type: "host-local" } };
-  const plugins = [bridge, { type: "portmap", capabilities: { portMappings: true } }];
+  const plugins = [
+    bridge,
+    { type: "portmap", capabilities: { portMappings: true } },
+    { type: "bandwidth", capabilities: { bandwidth: true } },
+  ];
   const network = { cniVersion: "0.3.0", name: "mynet", plugins };
   const mount = (name: string, mountPath: string) => ({ name, mountPath });
   const image = `${registry}/kube-router:1`;
@@ -209,6 +296,16 @@ async function kubeRouter(registry: string, apiServer: string): Promise<Json[]> 
     daemonSet(own.name, own.namespace, {
       priorityClassName: "system-node-critical",
       serviceAccountName: own.name,
+      // VMs are on the network that it makes for the node of containers.
+      affinity: {
+        nodeAffinity: {
+          requiredDuringSchedulingIgnoredDuringExecution: {
+            nodeSelectorTerms: [
+              { matchExpressions: [{ key: "kubernetes.io/hostname", operator: "NotIn", values: [VM_NODE] }] },
+            ],
+          },
+        },
+      },
       hostNetwork: true,
       hostPID: true,
       initContainers: [
@@ -319,6 +416,26 @@ async function startHost(
   return { ...named, ...place, backend: startBackend(sandbox, place) };
 }
 
+/** A second backend of the host, whose machines are VMs on the same network. */
+async function startVms({ cluster, registry }: Pick<World, "cluster" | "registry">, host: Host): Promise<void> {
+  const { sandbox } = cluster;
+  const place: Place = { node: VM_NODE, within: host.within };
+  const dir = folderOf(sandbox, place);
+  await mkdir(dir);
+  await writeFile(
+    join(dir, "backend.yaml"),
+    JSON.stringify({
+      apiVersion: "vmlet.dev/v1",
+      kind: "BackendConfig",
+      stateDir: stateDirOf(sandbox, place),
+      listen: { socket: join(dir, "backend.sock") },
+      engine: { type: "vm", cni: {}, images: { insecureRegistries: [registry.host] } },
+    }),
+  );
+  startBackend(sandbox, place);
+  await startAgent(cluster, { ...place, address: host.address, kubeletPort: VM_KUBELET_PORT });
+}
+
 /** From one place to another, each a port of loopback's or the path of a socket. */
 const RELAY = `const { connect, createServer } = require("node:net");
 const [from, to] = process.argv.slice(1).map((each) => (each.startsWith("/") ? { path: each } : { host: "127.0.0.1", port: Number(each) }));
@@ -348,7 +465,7 @@ sandbox = "${registry.host}/pause:1"
 [plugins."io.containerd.cri.v1.runtime"]
 restrict_oom_score_adj = true
 [plugins."io.containerd.cri.v1.runtime".cni]
-bin_dirs = ["/usr/lib/cni"]
+bin_dirs = ["/opt/cni/bin", "/usr/lib/cni"]
 conf_dir = "/etc/cni/net.d"
 use_internal_loopback = true
 [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
@@ -366,8 +483,11 @@ function startBackend(sandbox: Sandbox, place: Place): ManagedProcess {
 }
 
 /** It runs where its node's address is, so that the API server finds its kubelet API there. */
-async function startAgent({ sandbox, userKubeconfig, caFile, admin }: Cluster, host: Host): Promise<void> {
-  const { node, address, podCidr } = host;
+async function startAgent(
+  { sandbox, userKubeconfig, caFile, admin }: Cluster,
+  host: Place & { address: string; podCidr?: string; kubeletPort?: number },
+): Promise<void> {
+  const { node, address, podCidr, kubeletPort = KUBELET_PORT } = host;
   const dir = folderOf(sandbox, host);
   const config = join(dir, "agent.yaml");
   await writeFile(
@@ -378,14 +498,14 @@ async function startAgent({ sandbox, userKubeconfig, caFile, admin }: Cluster, h
       clusterId: "e2e",
       kubeconfig: await userKubeconfig(`system:node:${node}`, ["system:nodes"]),
       identity: { mode: "direct" },
-      health: { address: "127.0.0.1", port: 10_248 },
+      health: { address: "127.0.0.1", port: kubeletPort - 2 },
       nodes: [
         {
           name: node,
           provider: { type: "http-vm", url: `unix:${join(dir, "backend.sock")}` },
           taints: [],
           addresses: [address],
-          kubelet: { clientCAFile: caFile, address, port: KUBELET_PORT },
+          kubelet: { clientCAFile: caFile, address, port: kubeletPort },
         },
       ],
     }),
@@ -393,7 +513,7 @@ async function startAgent({ sandbox, userKubeconfig, caFile, admin }: Cluster, h
   spawnOn(sandbox, host, "agent", process.execPath, PROGRAM, "run", "--config", config);
   const path = `/api/v1/nodes/${node}`;
   await waitFor({ what: `the Node ${node}`, timeoutMs: READY_MS }, () => admin.get(path));
-  await admin.patch(path, { spec: { podCIDR: podCidr, podCIDRs: [podCidr] } });
+  if (podCidr !== undefined) await admin.patch(path, { spec: { podCIDR: podCidr, podCIDRs: [podCidr] } });
 }
 
 async function main(): Promise<number> {
@@ -410,10 +530,11 @@ async function main(): Promise<number> {
   await registry.push("busybox:1", await busyboxImage());
   await registry.push("pause:1", await busyboxImage([], { Cmd: ["/bin/sleep", "1000000"] }));
   await registry.push("kube-router:1", await kubeRouterImage());
+  await registry.push("multus:1", await multusImage());
   const cluster = await startSuiteCluster();
   const { sandbox, adminKubeconfig } = cluster;
   begun.defer(async () => {
-    for (const host of HOSTS) await removeControlGroups(stateDirOf(sandbox, host));
+    for (const { node } of [...HOSTS, { node: VM_NODE }]) await removeControlGroups(stateDirOf(sandbox, { node }));
   });
   begun.use(cluster);
   for (const port of portsOf(cluster, registry))
@@ -424,6 +545,7 @@ async function main(): Promise<number> {
     hosts.push(host);
     await startAgent(cluster, host);
   }
+  await startVms({ cluster, registry }, hosts[1]!);
   const kubectl = await createKubectl(adminKubeconfig);
   return await runSteps(steps, { cluster, registry, kubectl, hosts }, () => describeAll(kubectl));
 }
@@ -440,4 +562,6 @@ async function describeAll(kubectl: Kubectl): Promise<string> {
 }
 
 if (process.argv[1] === import.meta.filename)
-  process.exitCode = isInside() ? await main() : await runInside([...environmentPrograms, buildKubeRouter]);
+  process.exitCode = isInside()
+    ? await main()
+    : await runInside([...environmentPrograms, buildKubeRouter, buildMultus]);

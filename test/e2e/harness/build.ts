@@ -15,6 +15,7 @@ export const nodeExporterModule = join(import.meta.dirname, "../node-exporter");
 export const containerdModule = join(import.meta.dirname, "../../../helm/runtime/containerd");
 export const runcModule = join(import.meta.dirname, "../../../helm/runtime/runc");
 export const kubeRouterModule = join(import.meta.dirname, "../kube-router");
+const multusModule = join(import.meta.dirname, "../multus");
 export const csiModule = join(import.meta.dirname, "../csi");
 export const csiSidecarsModule = join(import.meta.dirname, "../csi-sidecars");
 
@@ -253,6 +254,11 @@ async function sourceOf(name: string, module: string, path: string): Promise<str
 /** kube-router, whose firewall holds pods to NetworkPolicies. It calls `iptables` and `ipset`. */
 export function buildKubeRouter(): Promise<string> {
   return buildProgram("kube-router", kubeRouterModule, "github.com/cloudnativelabs/kube-router/v2/cmd/kube-router");
+}
+
+/** Multus, a network plugin that calls others. */
+export function buildMultus(): Promise<string> {
+  return buildProgram("multus", multusModule, "gopkg.in/k8snetworkplumbingwg/multus-cni.v4/cmd/multus");
 }
 
 /** kwok, another peer of the bench. */

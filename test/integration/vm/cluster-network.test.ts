@@ -4,6 +4,7 @@ import {
   mkdirSync,
   mkdtempSync,
   readdirSync,
+  readFileSync,
   rmSync,
   symlinkSync,
   unlinkSync,
@@ -27,6 +28,8 @@ import { Bench, text } from "../backend/suite.ts";
 const BINARIES = "/usr/lib/cni";
 const MTU = 1400;
 const RATE = 2_468_000;
+/** As a plugin says it. */
+const REFUSAL = `echo '${JSON.stringify({ cniVersion: "1.0.0", code: 11, msg: "try again later" })}'`;
 const hasPortmap = findTool("iptables") !== undefined;
 const { missing: lacks } = await engineOnThisHost("vm");
 const missing = [...lacks, ...[missingForImages() ?? []].flat()];
@@ -102,6 +105,14 @@ else
       const output = await text(stdout);
       return { output, code: (await exit).exitCode };
     };
+    const replace = (plugin: string, script: string) => {
+      unlinkSync(join(binDir, plugin));
+      writeFileSync(join(binDir, plugin), script, { mode: 0o755 });
+    };
+    const restore = (plugin: string) => {
+      rmSync(join(binDir, plugin));
+      symlinkSync(join(BINARIES, plugin), join(binDir, plugin));
+    };
     const given = () => readdirSync(join(leases, "test")).filter((name) => isIP(name) !== 0);
     const queues = async () => (await run("tc", ["qdisc", "show"])).stdout.toString();
     let id: string;
@@ -109,7 +120,7 @@ else
     let other: string;
 
     test("a machine waits for the network, and says so; so does the Node", async () => {
-      expect(await bench.provider.getCapacity!({ signal: bench.signal })).toMatchObject({
+      expect(await bench.provider.getCapacity({ signal: bench.signal })).toMatchObject({
         conditions: [{ type: "NetworkUnavailable", status: "True", reason: "NetworkPluginNotReady" }],
       });
       id = await bench.create({
@@ -118,8 +129,8 @@ else
       });
       await bench.until(async () => expect((await bench.get(id)).message).toContain("no network config found in"));
       writeFileSync(file, configuration);
-      address = (await bench.reaches(id, "running")).addresses![0]!.ip;
-      expect(await bench.provider.getCapacity!({ signal: bench.signal })).toMatchObject({
+      address = (await bench.reaches(id, "running")).addresses[0]!.ip;
+      expect(await bench.provider.getCapacity({ signal: bench.signal })).toMatchObject({
         conditions: [{ type: "NetworkUnavailable", status: "False" }],
       });
     });
@@ -145,7 +156,7 @@ else
 
     test("its traffic is counted as it sees it", async () => {
       const counted = async () => {
-        const all = await bench.provider.getStats!({ labels: {}, signal: bench.signal });
+        const all = await bench.provider.getStats({ labels: {}, signal: bench.signal });
         return all.find((each) => each.id === id)!.network!;
       };
       const before = await counted();
@@ -203,18 +214,33 @@ else
       expect(await namespaces()).not.toContain(own);
     });
 
+    test("what a plugin fails to make is tried again, and nothing of what failed stays", async () => {
+      const mark = join(stateDir, "failed");
+      replace(
+        "bandwidth",
+        `#!/bin/sh\n[ $CNI_COMMAND = DEL ] && exit\necho $CNI_CONTAINERID >> ${mark}\n${REFUSAL}\nexit 1\n`,
+      );
+      const late = await bench.create({ containers: [bench.shell("a", "sleep 1000")] });
+      await bench.until(() => expect(readFileSync(mark, "utf8").trim().split("\n").length).toBeGreaterThan(1));
+      expect((await bench.get(late)).message).toContain('plugin type="bandwidth" failed (add): try again later');
+      restore("bandwidth");
+      await bench.reaches(late, "running");
+      expect(given()).toHaveLength(1);
+      expect(readdirSync(join(stateDir, "vm/cni"))).toHaveLength(1);
+      await bench.provider.deletePod(late, { force: true, signal: bench.signal });
+      await bench.reaches(late, "deleted");
+      expect(given()).toEqual([]);
+    });
+
     test("what a plugin cannot give back yet is given back when it can", async () => {
       const late = await bench.create({ containers: [bench.shell("a", "sleep 1000")] });
       await bench.reaches(late, "running");
-      const [plugin, asked] = [join(binDir, "bridge"), join(stateDir, "asked")];
-      unlinkSync(plugin);
-      const refusal = JSON.stringify({ cniVersion: "1.0.0", code: 11, msg: "try again later" });
-      writeFileSync(plugin, `#!/bin/sh\ntouch ${asked}\necho '${refusal}'\nexit 1\n`, { mode: 0o755 });
+      const asked = join(stateDir, "asked");
+      replace("bridge", `#!/bin/sh\ntouch ${asked}\n${REFUSAL}\nexit 1\n`);
       await bench.provider.deletePod(late, { force: true, signal: bench.signal });
       await bench.until(() => expect(existsSync(asked)).toBe(true));
       expect(given()).not.toEqual([]);
-      rmSync(plugin);
-      symlinkSync(join(BINARIES, "bridge"), plugin);
+      restore("bridge");
       await bench.reaches(late, "deleted");
       expect(given()).toEqual([]);
     });

@@ -132,7 +132,12 @@ export class CniNetwork {
     const network = await this.#read();
     if (typeof network === "string") throw new ProviderError("unavailable", `cni plugin not initialized: ${network}`);
     const [name, netns] = this.#namesOf(key);
-    const call: PluginCall = { containerId: `${this.#prefix}${key}`, netns, ...asked(spec) };
+    const containerId = `${this.#prefix}${key}`;
+    const { args, runtimeConfig } = asked(spec);
+    const call: PluginCall = {
+      ...{ containerId, netns, runtimeConfig },
+      args: { ...args, K8S_POD_INFRA_CONTAINER_ID: containerId },
+    };
     await this.#write(key, { network, call });
     await runSoon("ip", ["netns", "add", name]);
     const result = await addNetwork(network, this.#binDirs, call);
