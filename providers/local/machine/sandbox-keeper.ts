@@ -23,6 +23,8 @@ import type { FilesVolume } from "./spec-changes.ts";
 import { charged, exceededLimit, hasStorageLimits, type StorageUse } from "./storage-limits.ts";
 
 const RETRY_MS = { first: 1_000, max: 30_000 };
+/** Between two attempts, while a network or a runtime that has to take part is away: of all machines at once. */
+const DESTROY_MAX_MS = 10_000;
 /** From the word that a sandbox is not wanted any more to the end of the wait for an engine that still makes it. */
 const GIVE_UP_MS = 10_000;
 /** kubelet's eviction manager looks this often. */
@@ -307,7 +309,7 @@ export class SandboxKeeper {
   async destroy(options: { keepVolumes: boolean }): Promise<boolean> {
     const { work, trace } = this.#context;
     const destroy = () => trace.step("sandbox.destroy", {}, () => work.inEngine(this.#destroy(options)));
-    const how = { fault: "Cannot remove the machine's sandbox yet", maxMs: RETRY_MS.first };
+    const how = { fault: "Cannot remove the machine's sandbox yet", maxMs: DESTROY_MAX_MS };
     if (!(await repeated(this.#context, destroy, how))) return false;
     return options.keepVolumes || (await this.#plugins.giveBack());
   }

@@ -60,6 +60,7 @@ async function rejoined({ isNamed, hasBegun }: { isNamed: boolean; hasBegun: boo
     ensure: async () => void asked.push("ensure"),
     addressesOf: (address: string) => [address],
     adopt: async (_id: string, made: object) => void asked.push(`adopt ${JSON.stringify(made)}`),
+    limits: { hold: async () => void asked.push("limits") },
     openHostPorts: async () => void asked.push("openHostPorts"),
   };
   const context = {
@@ -83,12 +84,13 @@ test("what a kill has cut off of a machine's rules is done before its sandbox is
   expect(sandbox?.addresses).toEqual(["10.0.0.2"]);
   expect(asked).toEqual([
     `adopt ${JSON.stringify({ address: "10.0.0.2", link: "vethnone0", mac: "aa:00:00:00:00:01" })}`,
+    "limits",
     "openHostPorts",
   ]);
 });
 
 test("a machine in which something has begun keeps the rules that it has", async () => {
-  expect((await rejoined({ isNamed: true, hasBegun: true })).asked).toEqual(["ensure", "openHostPorts"]);
+  expect((await rejoined({ isNamed: true, hasBegun: true })).asked).toEqual(["ensure", "limits", "openHostPorts"]);
 });
 
 test("a sandbox whose interface is gone is gone", async () => {

@@ -189,7 +189,7 @@ test("a machine is not stopped before its sandbox is gone, and that is tried unt
   // Something else happens meanwhile.
   await world.provider.deletePod("m1", { force: true, signal: world.signal });
   expect((await world.machine()).state).toBe("stopping");
-  await world.advance(2_000);
+  await world.advance(3_000);
   expect((await world.machine()).state).toBe("deleted");
 });
 

@@ -28,6 +28,7 @@ import { unmountBelow } from "../../host/mounts.ts";
 import { removeTree } from "../../host/remove-tree.ts";
 import { TornFiles } from "../../host/torn-files.ts";
 import { HostImages, type HostImagesOptions } from "../../images/host-images.ts";
+import { networkCondition } from "../../network/condition.ts";
 import { DEFAULT_HOST_PORTS, requireHostPorts } from "../../network/host-ports.ts";
 import { checkForwarding } from "../../network/forward-policy.ts";
 import { NodeRange } from "../../network/node-range.ts";
@@ -349,6 +350,10 @@ export class OciEngine implements Engine {
 
   async capacity(): Promise<ProviderCapacity> {
     return hostCapacity(await this.images.diskSize(), this.#options);
+  }
+
+  async conditions() {
+    return [networkCondition(undefined)];
   }
 
   async memory(): Promise<{ usedBytes: number; limitBytes: number } | undefined> {
