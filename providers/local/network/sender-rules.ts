@@ -1,10 +1,12 @@
 /**
  * What a machine may put on its link, as text for nft: IPv4 and ARP from its own two addresses, IPv6 from its own one
- * to this host, which routes it (second-family.ts), and nothing else. The
+ * to this host, which routes it (second-family.ts), or on a network of others where neighbours find each other, and
+ * nothing else. The
  * rules stand where a frame enters this host (netdev, ingress), before the bridge learns from it, before a group
  * address that bridges keep for themselves hands it past all other rules to the host's own stack, and for whatever
  * shape it has.
  */
+import { ipv6Number } from "../../../src/provider/kit/index.ts";
 import type { Ipv6Attachment } from "./second-family.ts";
 
 interface SenderLink {
@@ -12,7 +14,8 @@ interface SenderLink {
   link: string;
   address: string;
   mac: string;
-  ipv6?: Ipv6Attachment | undefined;
+  /** Without a gateway's MAC: neighbours are on the link, and the machine answers for its own address alone. */
+  ipv6?: Ipv6Attachment | { address: string } | undefined;
 }
 
 /** Bridges neither forward nor filter these: IEEE 802.1D, 7.12.6. */
@@ -41,12 +44,7 @@ export function holdSender(table: string, { link, address, mac, ipv6 }: SenderLi
     `ether daddr & ${LINK_LOCAL_MASK} == ${LINK_LOCAL_GROUPS} drop`,
     `ether type ip ip saddr ${address} ${pass}`,
     `ether type arp arp htype 1 arp ptype ip arp hlen 6 arp plen 4 arp saddr ether ${mac} arp saddr ip ${address} ${pass}`,
-    ...(ipv6 === undefined
-      ? []
-      : [
-          `ether type ip6 icmpv6 type ${DISCOVERY} drop`,
-          `ether type ip6 ether daddr ${ipv6.gatewayMac} ip6 saddr ${ipv6.address} ${pass}`,
-        ]),
+    ...(ipv6 === undefined ? [] : "gatewayMac" in ipv6 ? routed(ipv6, pass) : onLink(ipv6, pass)),
   ];
   return [
     `add chain netdev ${table} ${link} { type filter hook ingress device "${link}" priority 0; policy drop; }`,
@@ -54,6 +52,22 @@ export function holdSender(table: string, { link, address, mac, ipv6 }: SenderLi
     ...rules.map((rule) => `add rule netdev ${table} ${link} ${rule}`),
     "",
   ].join("\n");
+}
+
+const routed = ({ address, gatewayMac }: Ipv6Attachment, pass: string): string[] => [
+  `ether type ip6 icmpv6 type ${DISCOVERY} drop`,
+  `ether type ip6 ether daddr ${gatewayMac} ip6 saddr ${address} ${pass}`,
+];
+
+/** What it answers for is the target of its advertisement (RFC 4861, 4.4); older versions of nft have no name for it. */
+function onLink({ address }: { address: string }, pass: string): string[] {
+  const target = `0x${ipv6Number(address).toString(16).padStart(32, "0")}`;
+  return [
+    `ether type ip6 icmpv6 type { nd-router-solicit, nd-router-advert, nd-redirect } drop`,
+    `ether type ip6 icmpv6 type nd-neighbor-advert ip6 saddr ${address} @th,64,128 ${target} ${pass}`,
+    `ether type ip6 icmpv6 type nd-neighbor-advert drop`,
+    `ether type ip6 ip6 saddr { ${address}, fe80::/64, :: } ${pass}`,
+  ];
 }
 
 /** Forgets a chain whose link is gone. Some kernels have done so by then, others wait for a link of the same name. */

@@ -20,7 +20,7 @@ import { findTool, run } from "../../../providers/local/host/command.ts";
 import { silentLogger } from "../../../src/telemetry/logger.ts";
 import { systemClock } from "../../../src/util/clock.ts";
 import { engineOnThisHost } from "../../support/engines.ts";
-import { testNetwork } from "../../support/host.ts";
+import { secondRange, testNetwork } from "../../support/host.ts";
 import { leaveOut } from "../../support/left-out.ts";
 import { busyboxImage, missingForImages, startRegistry, type TestRegistry } from "../../support/registry.ts";
 import { Bench, text } from "../backend/suite.ts";
@@ -38,6 +38,7 @@ if (missing.length > 0) leaveOut("engine vm on the cluster's network", missing);
 else
   describe("engine vm on the cluster's network", () => {
     const { bridge, cidr } = testNetwork("");
+    const cidr6 = secondRange(cidr!);
     const stateDir = mkdtempSync(join(tmpdir(), "vmlet-cni-"));
     const [confDir, binDir, leases] = ["net.d", "bin", "leases"].map((name) => join(stateDir, name)) as [
       string,
@@ -55,7 +56,7 @@ else
           ipam: {
             type: "host-local",
             dataDir: leases,
-            ranges: [[{ subnet: cidr }]],
+            ranges: [[{ subnet: cidr }], [{ subnet: cidr6 }]],
             routes: [{ dst: "198.51.100.0/24" }],
           },
         },
@@ -117,6 +118,7 @@ else
     const queues = async () => (await run("tc", ["qdisc", "show"])).stdout.toString();
     let id: string;
     let address: string;
+    let address6: string;
     let other: string;
 
     test("a machine waits for the network, and says so; so does the Node", async () => {
@@ -129,15 +131,16 @@ else
       });
       await bench.until(async () => expect((await bench.get(id)).message).toContain("no network config found in"));
       writeFileSync(file, configuration);
-      address = (await bench.reaches(id, "running")).addresses[0]!.ip;
+      [address, address6] = (await bench.reaches(id, "running")).addresses.map(({ ip }) => ip) as [string, string];
       expect(await bench.provider.getCapacity({ signal: bench.signal })).toMatchObject({
         conditions: [{ type: "NetworkUnavailable", status: "False" }],
       });
     });
 
-    test("it has the address that the plugins gave, and this host reaches it there", async () => {
-      expect(given()).toContain(address);
-      await bench.until(async () => expect(await served(address, 8080)).toContain("served"));
+    test("it has the addresses that the plugins gave, one of each family, and this host reaches it there", async () => {
+      expect(given().toSorted()).toEqual([address, address6].toSorted());
+      for (const each of [address, address6])
+        await bench.until(async () => expect(await served(each, 8080)).toContain("served"));
     });
 
     test("it has the network's MTU and routes", async () => {
@@ -182,24 +185,34 @@ else
     });
 
     test("the other one reaches it, and not from an address that is not its own", async () => {
-      const ask = async () => (await said(other, "timeout", "5", "wget", "-qO-", `http://${address}:8080/i`)).output;
+      const ask = async (host = address) =>
+        (await said(other, "timeout", "5", "wget", "-qO-", `http://${host}:8080/i`)).output;
       expect(await ask()).toBe("served\n");
+      expect(await ask(`[${address6}]`)).toBe("served\n");
       const stranger = cidr!.replace("0/24", "250/24");
       await said(other, "sh", "-c", `ip address flush dev eth0; ip address add ${stranger} dev eth0`);
       expect(await ask()).toBe("");
+      const stranger6 = cidr6.replace("::/64", "::fa/64");
+      await said(
+        other,
+        "sh",
+        "-c",
+        `ip -6 address flush dev eth0 scope global; ip -6 address add ${stranger6} dev eth0`,
+      );
+      expect(await ask(`[${address6}]`)).toBe("");
     });
 
     test("what the plugins gave goes with a machine", async () => {
       await bench.provider.deletePod(other, { force: true, signal: bench.signal });
       await bench.reaches(other, "deleted");
-      expect(given()).toEqual([address]);
+      expect(given().toSorted()).toEqual([address, address6].toSorted());
       expect(await queues()).not.toContain("rate 2468Kbit");
     });
 
     test("a backend that comes back finds it, with its network", async () => {
       await bench.provider.close();
       await bench.open();
-      expect((await bench.reaches(id, "running")).addresses).toEqual([{ ip: address }]);
+      expect((await bench.reaches(id, "running")).addresses).toEqual([{ ip: address }, { ip: address6 }]);
       expect(await served(address, 8080)).toContain("served");
     });
 
@@ -225,7 +238,7 @@ else
       expect((await bench.get(late)).message).toContain('plugin type="bandwidth" failed (add): try again later');
       restore("bandwidth");
       await bench.reaches(late, "running");
-      expect(given()).toHaveLength(1);
+      expect(given()).toHaveLength(2);
       expect(readdirSync(join(stateDir, "vm/cni"))).toHaveLength(1);
       await bench.provider.deletePod(late, { force: true, signal: bench.signal });
       await bench.reaches(late, "deleted");

@@ -3,7 +3,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { describe, expect, onTestFinished, test } from "vitest";
 import { hasCapability, parseNetwork, readNetwork } from "../../../providers/local/network/cni/configuration.ts";
-import { addressIn } from "../../../providers/local/network/cni/network.ts";
+import { addressesIn } from "../../../providers/local/network/cni/network.ts";
 import { addNetwork, removeNetwork } from "../../../providers/local/network/cni/plugins.ts";
 
 function folder(files: Record<string, string> = {}): string {
@@ -129,28 +129,29 @@ describe("plugins", () => {
 describe("what a VM gets of what plugins say", () => {
   const inside = [{ name: "veth1" }, { name: "eth0", sandbox: "/n" }];
 
-  test("is the IPv4 address of eth0, with its gateway by default", () => {
+  test("is the addresses of eth0, one of each family, with their gateways by default", () => {
     const ips = [
       { address: "10.9.0.1/24", interface: 0 },
       { address: "fd00::2/64", gateway: "fd00::1", interface: 1 },
       { address: "10.1.2.3/24", gateway: "10.1.2.1", interface: 1 },
     ];
     const routes = [{ dst: "0.0.0.0/0" }, { dst: "::/0" }, { dst: "10.2.0.0/16", gw: "10.1.2.9" }];
-    expect(addressIn({ interfaces: inside, ips, routes })).toEqual({
+    expect(addressesIn({ interfaces: inside, ips, routes })).toEqual({
       ...{ address: "10.1.2.3", prefix: 24, gateway: "10.1.2.1" },
       routes: [{ to: "10.2.0.0/16", via: "10.1.2.9" }],
+      ipv6: { address: "fd00::2", prefix: 64, gateway: "fd00::1", routes: [] },
     });
   });
 
   test("may lead to a gateway on no range of its own", () => {
     const routes = [{ dst: "169.254.1.1/32" }, { dst: "0.0.0.0/0", gw: "169.254.1.1" }];
-    expect(addressIn({ ips: [{ address: "10.1.2.3/32" }], routes })).toEqual({
+    expect(addressesIn({ ips: [{ address: "10.1.2.3/32" }], routes })).toEqual({
       ...{ address: "10.1.2.3", prefix: 32, gateway: "169.254.1.1" },
       routes: [{ to: "169.254.1.1/32", via: undefined }],
     });
   });
 
   test("is nothing where the network has IPv6 alone", () => {
-    expect(() => addressIn({ ips: [{ address: "fd00::2/64" }] })).toThrow("gives its pods no IPv4 address");
+    expect(() => addressesIn({ ips: [{ address: "fd00::2/64" }] })).toThrow("gives its pods no IPv4 address");
   });
 });

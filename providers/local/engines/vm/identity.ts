@@ -2,7 +2,7 @@
 import { randomBytes } from "node:crypto";
 import { ipv6Number, type MachineSpec } from "../../../../src/provider/kit/index.ts";
 import { hostsFile, kernelHostname, resolvConf } from "../../bundle/host-files.ts";
-import type { CniAttachment } from "../../network/cni/network.ts";
+import type { CniAddress, CniAttachment } from "../../network/cni/network.ts";
 import { commandLine, quote, type GuestCommand } from "./control.ts";
 import type { VmAttachment } from "./vm-network.ts";
 
@@ -31,6 +31,7 @@ export function vmScript(attachment: VmAttachment): string {
   if ("mtu" in attachment)
     return [
       file("/run/seed", randomBytes(SEED_BYTES)),
+      ...(attachment.ipv6 === undefined ? [] : confining([...SECOND_CONF, "accept_ra"])),
       `identity ${mac} ${address} ${netmask} < /run/seed`,
       ...routesOf(attachment),
     ].join("\n");
@@ -39,22 +40,31 @@ export function vmScript(attachment: VmAttachment): string {
   return [
     file("/run/seed", randomBytes(SEED_BYTES)),
     // There is nobody to ask whether an address is taken, and no other way than by the host: second-family.ts.
-    ...(second === undefined ? [] : SECOND_CONF.map((name) => `echo 0 > /proc/sys/net/ipv6/conf/eth0/${name}`)),
+    ...(second === undefined ? [] : confining(SECOND_CONF)),
     `identity ${[mac, address, netmask, gateway, second ?? []].flat().join(" ")} < /run/seed`,
   ].join("\n");
 }
 
-/** Where a network's plugins let packets go. A gateway may be on no range of the machine's. */
-function routesOf({ gateway, mtu, routes }: CniAttachment): string[] {
-  const all = [...routes, ...(gateway === undefined ? [] : [{ to: "default", via: gateway }])];
-  return [
-    `ip link set eth0 mtu ${mtu}`,
-    ...all.map(({ to, via }) => {
-      const through = via === undefined ? "dev eth0" : `via ${quote(via)} dev eth0 onlink`;
-      return `ip route replace ${quote(to)} ${through}`;
-    }),
-  ];
+/** Where a network's plugins let packets go. */
+function routesOf(attachment: CniAttachment): string[] {
+  const { mtu, ipv6 } = attachment;
+  const second =
+    ipv6 === undefined
+      ? []
+      : [`ip -6 address add ${quote(`${ipv6.address}/${ipv6.prefix}`)} dev eth0`, ...ways("ip -6", ipv6)];
+  return [`ip link set eth0 mtu ${mtu}`, ...ways("ip", attachment), ...second];
 }
+
+/** A gateway may be on no range of the machine's. */
+function ways(ip: string, { gateway, routes }: CniAddress): string[] {
+  const all = [...routes, ...(gateway === undefined ? [] : [{ to: "default", via: gateway }])];
+  return all.map(({ to, via }) => {
+    const through = via === undefined ? "dev eth0" : `via ${quote(via)} dev eth0 onlink`;
+    return `${ip} route replace ${quote(to)} ${through}`;
+  });
+}
+
+const confining = (names: readonly string[]) => names.map((name) => `echo 0 > /proc/sys/net/ipv6/conf/eth0/${name}`);
 
 const SECOND_CONF = ["accept_dad", "accept_redirects"];
 

@@ -36,17 +36,22 @@ export interface CniOptions {
   binDirs?: readonly string[] | undefined;
 }
 
-/** What a VM is told of its network, and by what this host knows it. */
-export interface CniAttachment {
+/** An address, and where packets go from it. */
+export interface CniAddress {
   address: string;
   prefix: number;
   /** Absent: the network has no way out. */
   gateway?: string | undefined;
   /** Besides that to all others; without `via` what it leads to is on the link. */
   routes: { to: string; via: string | undefined }[];
+}
+
+/** What a VM is told of its network, and by what this host knows it. */
+export interface CniAttachment extends CniAddress {
+  /** Absent: the network has IPv4 alone. */
+  ipv6?: CniAddress | undefined;
   mac: string;
   mtu: number;
-  ipv6?: undefined;
   /** Of the tap. */
   link: string;
   /** Path of the network namespace that the tap is in. */
@@ -142,7 +147,7 @@ export class CniNetwork {
     await runSoon("ip", ["netns", "add", name]);
     const result = await addNetwork(network, this.#binDirs, call);
     await this.#write(key, { network, call, result });
-    const attachment = { ...addressIn(result), ...(await interfaceIn(name)), link: TAP, netns };
+    const attachment = { ...addressesIn(result), ...(await interfaceIn(name)), link: TAP, netns };
     await runSoon("ip", ["-n", name, "-batch", "-"], {
       input: [`tuntap add dev ${TAP} mode tap`, `link set ${TAP} mtu ${attachment.mtu} up`, ""].join("\n"),
     });
@@ -247,25 +252,30 @@ function asked(spec: MachineSpec): Pick<PluginCall, "args" | "runtimeConfig"> {
 }
 
 /**
- * The address that eth0 has by the plugins' word, of IPv4, and where packets go from it.
- * @throws ProviderError unavailable when there is none
+ * The addresses that eth0 has by the plugins' word, one of each family.
+ * @throws ProviderError unavailable when there is none of IPv4
  * @internal
  */
-export function addressIn({
-  interfaces = [],
-  ips = [],
-  routes = [],
-}: CniResult): Omit<CniAttachment, "mac" | "mtu" | "link" | "netns"> {
-  const isInside = (index: number | undefined) => index === undefined || interfaces[index]?.name === INTERFACE;
-  const own = ips.find(({ address, interface: index }) => !address.includes(":") && isInside(index));
+export function addressesIn(result: CniResult): CniAddress & Pick<CniAttachment, "ipv6"> {
+  const own = addressIn(result, (text) => !text.includes(":"));
   if (own === undefined)
     throw new ProviderError(
       "unavailable",
-      "the cluster's network gives its pods no IPv4 address, and VMs take no other",
+      "the cluster's network gives its pods no IPv4 address, and VMs take no other alone",
     );
+  return { ...own, ipv6: addressIn(result, (text) => text.includes(":")) };
+}
+
+function addressIn(
+  { interfaces = [], ips = [], routes = [] }: CniResult,
+  isOfFamily: (address: string) => boolean,
+): CniAddress | undefined {
+  const isInside = (index: number | undefined) => index === undefined || interfaces[index]?.name === INTERFACE;
+  const own = ips.find(({ address, interface: index }) => isOfFamily(address) && isInside(index));
+  if (own === undefined) return undefined;
   const [address = "", prefix] = own.address.split("/");
-  const inFamily = routes.filter(({ dst }) => !dst.includes(":"));
-  const isDefault = ({ dst }: { dst: string }) => dst === "0.0.0.0/0";
+  const inFamily = routes.filter(({ dst }) => isOfFamily(dst));
+  const isDefault = ({ dst }: { dst: string }) => dst.endsWith("/0");
   const byDefault = inFamily.find(isDefault);
   return {
     address,
