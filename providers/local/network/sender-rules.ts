@@ -59,7 +59,7 @@ const routed = ({ address, gatewayMac }: Ipv6Attachment, pass: string): string[]
   `ether type ip6 ether daddr ${gatewayMac} ip6 saddr ${address} ${pass}`,
 ];
 
-/** What it answers for is the target of its advertisement (RFC 4861, 4.4); older versions of nft have no name for it. */
+/** What it answers for is its advertisement's target (RFC 4861, 4.4); older versions of nft have no name for that. */
 function onLink({ address }: { address: string }, pass: string): string[] {
   const target = `0x${ipv6Number(address).toString(16).padStart(32, "0")}`;
   return [
