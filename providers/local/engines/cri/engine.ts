@@ -252,6 +252,7 @@ export class CriEngine implements Engine {
       ...checkLoopVolumes(),
     ];
     if (this.#own === undefined) return [...(await this.#checkRuntime()), ...surroundings];
+    await this.#context.network?.limits.look();
     const forwarding = await checkForwarding(this.#options.network);
     return [
       ...OwnContainerd.check(),

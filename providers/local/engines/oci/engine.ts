@@ -199,6 +199,7 @@ export class OciEngine implements Engine {
         },
       ];
     const problems = [...HostImages.check(), ...checkNetwork("namespace")];
+    await this.#context.network.limits.look();
     const runtime = this.#options.runtime ?? DEFAULT_RUNTIME;
     const path = this.#runtimePath();
     if (path === undefined)

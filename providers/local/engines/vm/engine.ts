@@ -338,8 +338,8 @@ export class VmEngine implements Engine {
 
   async #checkNetwork(): Promise<HostProblem[]> {
     const { cni, network } = this.#options;
-    if (cni === undefined) return [...(await checkForwarding(network)), ...checkIpv6(network)];
     const lack = await this.#network.lack();
+    if (cni === undefined) return [...(await checkForwarding(network)), ...checkIpv6(network)];
     if (lack === undefined) return [];
     return [
       {

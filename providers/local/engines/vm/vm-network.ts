@@ -13,7 +13,7 @@ export interface VmNetwork {
   readonly hasIpv6: boolean;
   /** Before anything else. */
   begin(clock: Clock, logger: Logger): Promise<void>;
-  /** Why it is not there yet; undefined when it is. */
+  /** Why it is not there yet; undefined when it is. Looks, too, at what it can do. */
   lack(): Promise<string | undefined>;
   /** @param spec of the machine, where the VM has one already */
   attach(key: string, spec: MachineSpec | undefined): Promise<VmAttachment>;
@@ -38,7 +38,10 @@ export function bridgeNetwork(network: HostNetwork): VmNetwork {
       await network.claim();
       network.lookAfter(clock, logger);
     },
-    lack: async () => undefined,
+    async lack() {
+      await network.limits.look();
+      return undefined;
+    },
     attach: async (key) => await network.attachTap(key),
     async serve(key, spec) {
       await network.ensure();
