@@ -278,7 +278,7 @@ for (const subject of subjects) {
             bench.create({
               ...(hasVolumes ? { volumes: [{ name: "m", type: "empty_dir", medium: "memory" }] } : {}),
               containers: [
-                bench.shell("a", `setsid ${ORPHAN} & sleep 1000`, {
+                bench.shell("a", `setsid ${ORPHAN} & sleep 1000000`, {
                   ...(hasVolumes ? { mounts: [{ volume: "m", path: "/m" }] } : {}),
                 }),
               ],
