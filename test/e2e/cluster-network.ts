@@ -403,16 +403,10 @@ async function startHost(
   for (const port of portsOf(cluster, registry))
     spawnOn(sandbox, place, `relay-${port}`, process.execPath, "-e", RELAY, port, relayOf(sandbox, port));
   const socket = await startContainerd(sandbox, place, registry);
-  await writeFile(
-    join(dir, "backend.yaml"),
-    JSON.stringify({
-      apiVersion: "vmlet.dev/v1",
-      kind: "BackendConfig",
-      stateDir: stateDirOf(sandbox, place),
-      listen: { socket: join(dir, "backend.sock") },
-      engine: { type: "cri", socket, allowPrivileged: true, host: { namespaces: ["kube-system"] } },
-    }),
-  );
+  await configureBackend(sandbox, place, {
+    ...{ type: "cri", socket, allowPrivileged: true },
+    host: { namespaces: ["kube-system"] },
+  });
   return { ...named, ...place, backend: startBackend(sandbox, place) };
 }
 
@@ -420,18 +414,11 @@ async function startHost(
 async function startVms({ cluster, registry }: Pick<World, "cluster" | "registry">, host: Host): Promise<void> {
   const { sandbox } = cluster;
   const place: Place = { node: VM_NODE, within: host.within };
-  const dir = folderOf(sandbox, place);
-  await mkdir(dir);
-  await writeFile(
-    join(dir, "backend.yaml"),
-    JSON.stringify({
-      apiVersion: "vmlet.dev/v1",
-      kind: "BackendConfig",
-      stateDir: stateDirOf(sandbox, place),
-      listen: { socket: join(dir, "backend.sock") },
-      engine: { type: "vm", cni: {}, images: { insecureRegistries: [registry.host] } },
-    }),
-  );
+  await mkdir(folderOf(sandbox, place));
+  await configureBackend(sandbox, place, {
+    ...{ type: "vm", cni: {} },
+    images: { insecureRegistries: [registry.host] },
+  });
   startBackend(sandbox, place);
   await startAgent(cluster, { ...place, address: host.address, kubeletPort: VM_KUBELET_PORT });
 }
@@ -475,6 +462,20 @@ runtime_type = "io.containerd.runc.v2"
   spawnOn(sandbox, place, "containerd", findTool("containerd")!, "--config", file);
   await waitFor({ what: `${place.node}'s containerd`, timeoutMs: READY_MS }, () => runCommand("test", ["-S", socket]));
   return socket;
+}
+
+async function configureBackend(sandbox: Sandbox, place: Place, engine: Json): Promise<void> {
+  const dir = folderOf(sandbox, place);
+  await writeFile(
+    join(dir, "backend.yaml"),
+    JSON.stringify({
+      apiVersion: "vmlet.dev/v1",
+      kind: "BackendConfig",
+      stateDir: stateDirOf(sandbox, place),
+      listen: { socket: join(dir, "backend.sock") },
+      engine,
+    }),
+  );
 }
 
 function startBackend(sandbox: Sandbox, place: Place): ManagedProcess {
