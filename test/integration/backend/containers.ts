@@ -81,7 +81,7 @@ export function containerTests(
 
   test("what comes to a machine in a second has the limit that it asks for, until it goes", async () => {
     // No other test has this rate.
-    const limits = async () => (await run("tc", ["qdisc", "show"])).stdout.toString().split("tbf").length - 1;
+    const limits = async () => (await run("tc", ["qdisc", "show"])).stdout.toString().split("rate 1234Kbit").length - 1;
     const before = await limits();
     const id = await bench().create({
       bandwidth: { ingress_bits_per_second: 1_234_000, egress_bits_per_second: 10_000_000 },
