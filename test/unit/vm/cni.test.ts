@@ -5,6 +5,7 @@ import { describe, expect, onTestFinished, test } from "vitest";
 import { hasCapability, parseNetwork, readNetwork } from "../../../providers/local/network/cni/configuration.ts";
 import { addressesIn } from "../../../providers/local/network/cni/network.ts";
 import { addNetwork, removeNetwork } from "../../../providers/local/network/cni/plugins.ts";
+import { holdSender } from "../../../providers/local/network/sender-rules.ts";
 
 function folder(files: Record<string, string> = {}): string {
   const dir = mkdtempSync(join(tmpdir(), "vmlet-cni-"));
@@ -119,6 +120,16 @@ describe("plugins", () => {
     await expect(addNetwork(network, [mute.dir], call)).rejects.toThrow('plugin type="first" failed (add)');
   });
 
+  test("that come to no end are ended with who waits for them", async () => {
+    const { dir } = plugins({ first: "exec sleep 600" });
+    const late = new Error("late");
+    await expect(addNetwork(network, [dir], call, AbortSignal.abort(late))).rejects.toBe(late);
+    const waiting = new AbortController();
+    const added = addNetwork(network, [dir], call, waiting.signal);
+    waiting.abort(late);
+    await expect(added).rejects.toBe(late);
+  });
+
   test("that are not there are told with where they were looked for", async () => {
     await expect(addNetwork(network, ["/nonexistent"], call)).rejects.toThrow(
       'failed to find plugin "first" in path [/nonexistent]',
@@ -154,4 +165,16 @@ describe("what a VM gets of what plugins say", () => {
   test("is nothing where the network has IPv6 alone", () => {
     expect(() => addressesIn({ ips: [{ address: "fd00::2/64" }] })).toThrow("gives its pods no IPv4 address");
   });
+});
+
+test("where neighbours find each other, a VM is taken for nobody else by its link-local address either", () => {
+  const rules = holdSender("t", {
+    link: "tap0",
+    address: "10.0.0.2",
+    mac: "aa:bb:cc:dd:ee:0f",
+    ipv6: { address: "fd00::2" },
+  });
+  expect(rules).toContain("ip6 saddr { fd00::2, fe80::a8bb:ccff:fedd:ee0f, :: } accept");
+  expect(rules).not.toContain("fe80::/");
+  expect(rules).toContain("nd-neighbor-advert ip6 saddr fd00::2 @th,64,128 0xfd000000000000000000000000000002 accept");
 });

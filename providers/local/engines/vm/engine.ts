@@ -306,9 +306,10 @@ export class VmEngine implements Engine {
     const key = this.#keyOf(home);
     const vm = key === undefined ? undefined : await Vm.find(context, key);
     if (vm === undefined) return undefined;
-    // It is gone when another program has flushed this host's rules meanwhile.
+    await context.network.hold(vm.key, home.spec);
+    // They are gone when another program has flushed this host's rules meanwhile.
     await context.network
-      .serve(vm.key, home.spec)
+      .openHostPorts(vm.key, home.spec)
       .catch((thrown: unknown) =>
         this.#options.logger.warn({ machine: home.id, err: thrown }, "Cannot open the machine's host ports again"),
       );

@@ -94,7 +94,8 @@ export async function openSandbox(
 ): Promise<VmSandbox> {
   const { spec, secretDir } = home;
   for (const folder of ["files", "run"]) await mkdir(join(secretDir, folder), { recursive: true, mode: 0o700 });
-  await context.network.serve(vm.key, spec);
+  await context.network.hold(vm.key, spec);
+  await context.network.openHostPorts(vm.key, spec);
   const disks = await context.disks.plug(vm, spec, signal);
   const shares = await nfsCommands(spec, vm.attachment.address, signal);
   const script = machineScript({

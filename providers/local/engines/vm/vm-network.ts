@@ -16,9 +16,11 @@ export interface VmNetwork {
   /** Why it is not there yet; undefined when it is. Looks, too, at what it can do. */
   lack(): Promise<string | undefined>;
   /** @param spec of the machine, where the VM has one already */
-  attach(key: string, spec: MachineSpec | undefined): Promise<VmAttachment>;
-  /** Gives the VM what its machine asks for: ports of the host, limits. Repeating it is safe. */
-  serve(key: string, spec: MachineSpec): Promise<void>;
+  attach(key: string, spec: MachineSpec | undefined, signal: AbortSignal): Promise<VmAttachment>;
+  /** Has the rules in force that hold the VM, to its machine's limits too. Repeating it is safe. */
+  hold(key: string, spec: MachineSpec): Promise<void>;
+  /** Gives the VM the ports of the host that its machine asks for. Repeating it is safe. */
+  openHostPorts(key: string, spec: MachineSpec): Promise<void>;
   detach(key: string): Promise<void>;
   counters(key: string): Promise<{ rx_bytes: number; tx_bytes: number } | undefined>;
   sweep(known: ReadonlySet<string>): Promise<void>;
@@ -43,11 +45,11 @@ export function bridgeNetwork(network: HostNetwork): VmNetwork {
       return undefined;
     },
     attach: async (key) => await network.attachTap(key),
-    async serve(key, spec) {
+    async hold(key, spec) {
       await network.ensure();
       await network.limits.hold(key, spec.bandwidth);
-      await network.openHostPorts(key, containerPorts(spec));
     },
+    openHostPorts: async (key, spec) => await network.openHostPorts(key, containerPorts(spec)),
     detach: async (key) => await network.detach(key),
     counters: async (key) => await network.counters(key),
     sweep: async (known) => await network.sweep(known),

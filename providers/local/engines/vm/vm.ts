@@ -111,7 +111,7 @@ export class Vm {
   ): Promise<Vm> {
     const dir = vmDir(context, key);
     await mkdir(dir, { recursive: true, mode: 0o700 });
-    const attachment = await context.network.attach(key, spec);
+    const attachment = await context.network.attach(key, spec, signal);
     const place = { ...vmPlace(context, key, attachment), fileBytes };
     const { qemu, clones } = context;
     const started = clones ? await qemu.clone(size, place, signal) : await qemu.boot(size, place, signal);

@@ -132,7 +132,7 @@ export class CniNetwork {
    * @param key of the VM
    * @throws ProviderError unavailable when there is no network, or a plugin fails
    */
-  async attach(key: string, spec: MachineSpec | undefined): Promise<CniAttachment> {
+  async attach(key: string, spec: MachineSpec | undefined, signal: AbortSignal): Promise<CniAttachment> {
     if (spec === undefined) throw new HostError("a VM has the cluster's network with its machine only");
     const network = await this.#read();
     if (typeof network === "string") throw new ProviderError("unavailable", `cni plugin not initialized: ${network}`);
@@ -145,7 +145,7 @@ export class CniNetwork {
     };
     await this.#write(key, { network, call });
     await runSoon("ip", ["netns", "add", name]);
-    const result = await addNetwork(network, this.#binDirs, call);
+    const result = await addNetwork(network, this.#binDirs, call, signal);
     await this.#write(key, { network, call, result });
     const attachment = { ...addressesIn(result), ...(await interfaceIn(name)), link: TAP, netns };
     await runSoon("ip", ["-n", name, "-batch", "-"], {
@@ -155,8 +155,9 @@ export class CniNetwork {
     return attachment;
   }
 
-  /** The plugins were told of it with all else. */
-  async serve(): Promise<void> {}
+  /** A VM is held from `attach` on, in its namespace, and the plugins were told of limits and ports with all else. */
+  async hold(): Promise<void> {}
+  async openHostPorts(): Promise<void> {}
 
   /** Gives back all that a VM has, in whatever state it is. Repeating it is safe. */
   async detach(key: string): Promise<void> {

@@ -40,10 +40,11 @@ export async function addNetwork(
   network: NetworkConfig,
   binDirs: readonly string[],
   call: PluginCall,
+  signal?: AbortSignal,
 ): Promise<CniResult> {
   let result: CniResult | undefined;
   for (const plugin of network.plugins) {
-    const said = await runPlugin("ADD", plugin, { network, binDirs, call, previous: result });
+    const said = await runPlugin("ADD", plugin, { network, binDirs, call, previous: result, signal });
     result = said as CniResult;
   }
   return result!;
@@ -68,11 +69,13 @@ async function runPlugin(
     binDirs,
     call,
     previous,
+    signal,
   }: {
     network: NetworkConfig;
     binDirs: readonly string[];
     call: PluginCall;
     previous: CniResult | undefined;
+    signal?: AbortSignal | undefined;
   },
 ): Promise<unknown> {
   const program = findPlugin(plugin.type, binDirs);
@@ -97,9 +100,10 @@ async function runPlugin(
     CNI_PATH: binDirs.join(":"),
   };
   try {
-    const { stdout } = await run(program, [], { env, input: JSON.stringify(config), withinMs: END_MS });
+    const { stdout } = await run(program, [], { env, input: JSON.stringify(config), withinMs: END_MS, signal });
     return command === "ADD" ? JSON.parse(stdout.toString()) : undefined;
   } catch (thrown) {
+    signal?.throwIfAborted();
     const why = thrown instanceof CommandError ? (complaintIn(thrown.stdout) ?? thrown.message) : String(thrown);
     throw new ProviderError("unavailable", `plugin type="${plugin.type}" failed (${command.toLowerCase()}): ${why}`, {
       cause: thrown,
