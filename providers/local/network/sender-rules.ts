@@ -78,7 +78,7 @@ function onLink(address: string, mac: string, pass: string): string[] {
 
 /** As Linux makes it of a MAC (RFC 4291, appendix A). */
 function linkLocalOf(mac: string): string {
-  const [a, b, c, d, e, f] = mac.split(":").map((byte) => Number.parseInt(byte, 16)) as number[];
+  const [a, b, c, d, e, f] = mac.split(":").map((byte) => Number.parseInt(byte, 16));
   const groups = [((a! ^ 2) << 8) | b!, (c! << 8) | 0xff, 0xfe00 | d!, (e! << 8) | f!];
   return `fe80::${groups.map((group) => group.toString(16)).join(":")}`;
 }
