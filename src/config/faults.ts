@@ -23,11 +23,12 @@ export function faultOf(issue: Issue): string | undefined {
       return `must ${measure(issue.origin)} ${issue.inclusive === false ? "more than" : "at least"} ${issue.minimum}${unit(issue.origin)}${found(issue.input)}`;
     case "too_big":
       return `must ${measure(issue.origin)} ${issue.inclusive === false ? "less than" : "at most"} ${issue.maximum}${unit(issue.origin)}${found(issue.input)}`;
+    case "invalid_key":
+      return issue.issues.map(({ message }) => message).join("; ");
     // The schema has its own words for these.
     case "custom":
     case "invalid_element":
     case "invalid_format":
-    case "invalid_key":
     case "invalid_union":
     case "not_multiple_of":
       return undefined;

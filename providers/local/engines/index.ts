@@ -7,6 +7,7 @@ import { capabilityName, CONTAINED_CAPABILITIES } from "../bundle/container-poli
 import { ALL_LINUX_CAPABILITIES } from "../bundle/bundle.ts";
 import { requireDevicePattern } from "./cri/devices.ts";
 import { CriEngine } from "./cri/engine.ts";
+import { shimOf } from "./cri/runtimes.ts";
 import { OciEngine } from "./oci/engine.ts";
 import { DEFAULT_HOST_PORTS, parsePortRange } from "../network/host-ports.ts";
 import { parseSubnet } from "../network/ipam.ts";
@@ -275,14 +276,36 @@ const criSchema = z
       .describe(
         "Devices of this host that containers may have, by their names in the Container Device Interface (specifications in /etc/cdi and /var/run/cdi); * after = stands for all of a kind. Whoever may create machines may have them. Default none.",
       ),
+    runtimes: z
+      .record(
+        z
+          .string()
+          .regex(/^[a-z0-9]([-a-z0-9]*[a-z0-9])?$/, "must be a handler that a RuntimeClass can name: a-z, 0-9 and -")
+          .refine((name) => name !== "runc", "is there, and is the default one"),
+        z
+          .string()
+          .refine(
+            parsedBy(shimOf),
+            "must be the type of a runtime, such as io.containerd.kata.v2, whose shim containerd-shim-kata-v2 is on the PATH",
+          ),
+      )
+      .optional()
+      .describe(
+        "Handlers of RuntimeClasses that the backend's own containerd has besides runc, by name, each with the type of its runtime as containerd knows it: { kata-qemu: io.containerd.kata.v2 }. Default: runsc and kata, where their shims are on the PATH.",
+      ),
     ...containedKeys,
     host: hostSchema,
     plugins: pluginsSchema,
     images: imagesSchema,
     network: networkSchema,
   })
-  .superRefine(({ socket, network, images }, context) => {
+  .superRefine(({ socket, network, images, runtimes }, context) => {
     const fault = (path: string[], message: string) => context.addIssue({ code: "custom", path, message });
+    if (socket !== undefined && runtimes !== undefined)
+      fault(
+        ["runtimes"],
+        "is for a containerd of the backend's own: with socket, the runtime's configuration says which handlers it has",
+      );
     if (socket !== undefined && network !== undefined)
       fault(
         ["network"],

@@ -120,6 +120,8 @@ export async function startEnvironment({
           // Every container of a VM is alone with its kernel: there is nothing to allow.
           ...(engine === "vm" ? {} : { allowPrivileged: true }),
           ...(hasHostAccess(engine) ? { host } : {}),
+          // What the suite takes each runtime to have besides its own: `PreconfiguredRuntimeClassHandler`.
+          ...(engine === "cri" && { runtimes: { "test-handler": "io.containerd.runc.v2" } }),
           ...(plugins !== undefined && { plugins }),
           // Its network is this run's alone, its name is claimed of the whole host.
           network: {

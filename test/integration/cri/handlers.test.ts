@@ -13,14 +13,16 @@ for (const name of ["containerd-shim-runsc-v1", "runsc"])
   writeFileSync(join(shims, name), "#!/bin/sh\nexit 1\n", { mode: 0o755 });
 process.env["PATH"] = `${process.env["PATH"]}:${shims}`;
 
-await onCri("runtime handlers of engine cri", {}, (bench) => {
+const runtimes = { "test-handler": "io.containerd.runc.v2" };
+
+await onCri("runtime handlers of engine cri", { runtimes }, (bench) => {
   afterAll(() => rmSync(shims, { recursive: true }));
 
   const sandboxed = { runtime_handler: "runsc" };
 
   test("are told with what each can do, the default one without a name", async () => {
     const { runtimeHandlers = [] } = await bench.provider.getInfo({ signal: bench.signal });
-    expect(runtimeHandlers.map(({ name }) => name).toSorted()).toEqual(["", "runc", "runsc"]);
+    expect(runtimeHandlers.map(({ name }) => name).toSorted()).toEqual(["", "runc", "runsc", "test-handler"]);
     expect(runtimeHandlers.find(({ name }) => name === "runsc")).toMatchObject({ user_namespaces: false });
   });
 
@@ -39,13 +41,16 @@ await onCri("runtime handlers of engine cri", {}, (bench) => {
     await expect(created).rejects.toMatchObject({ code: "unsupported", field: "security.host_users" });
   });
 
-  test("one that is named runs the machine, and the runtime has it written down", async () => {
-    const id = await bench.create({ runtime_handler: "runc", containers: [bench.shell("a", "exit 3")] });
-    expect(await bench.terminated(id, "a")).toMatchObject({ exit_code: 3 });
-    const client = new CriClient(`/run/vmlet-cri-${machineHash(join(bench.stateDir, "cri"))}/containerd.sock`);
-    const { items } = await client.runtime.listPodSandbox({}, client.within());
-    client.close();
-    const handlers = items.map(({ labels, runtimeHandler }) => [labels["dev.vmlet/machine"], runtimeHandler]);
-    expect(handlers).toEqual([[id, "runc"]]);
-  });
+  test.each(["runc", "test-handler"])(
+    "%s runs the machine that names it, and the runtime has it written down",
+    async (handler) => {
+      const id = await bench.create({ runtime_handler: handler, containers: [bench.shell("a", "exit 3")] });
+      expect(await bench.terminated(id, "a")).toMatchObject({ exit_code: 3 });
+      const client = new CriClient(`/run/vmlet-cri-${machineHash(join(bench.stateDir, "cri"))}/containerd.sock`);
+      const { items } = await client.runtime.listPodSandbox({}, client.within());
+      client.close();
+      const handlers = items.map(({ labels, runtimeHandler }) => [labels["dev.vmlet/machine"], runtimeHandler]);
+      expect(handlers).toContainEqual([id, handler]);
+    },
+  );
 });

@@ -101,6 +101,22 @@ test.each([
     "engine.network.denyCidrs[0]: must be a range",
   ],
   [
+    "listen: { port: 1 }\nengine: { type: cri, runtimes: { gpu: kata } }",
+    "engine.runtimes.gpu: must be the type of a runtime, such as io.containerd.kata.v2",
+  ],
+  [
+    "listen: { port: 1 }\nengine: { type: cri, runtimes: { Gpu: io.containerd.kata.v2 } }",
+    "engine.runtimes.Gpu: must be a handler that a RuntimeClass can name",
+  ],
+  [
+    "listen: { port: 1 }\nengine: { type: cri, runtimes: { runc: io.containerd.kata.v2 } }",
+    "engine.runtimes.runc: is there, and is the default one",
+  ],
+  [
+    "listen: { port: 1 }\nengine: { type: cri, socket: /run/c.sock, runtimes: { gpu: io.containerd.kata.v2 } }",
+    "engine.runtimes: is for a containerd of the backend's own",
+  ],
+  [
     "listen: { port: 1 }\nengine: { type: cri, network: { podCidrs: [10.96.0.1] } }",
     "engine.network.podCidrs[0]: must be a range",
   ],

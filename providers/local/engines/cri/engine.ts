@@ -99,6 +99,8 @@ interface CriEngineOptions {
   allowedCapabilities?: readonly string[] | undefined;
   /** Devices that containers may have, by name, or by the start of names with `*` behind it. */
   cdiDevices?: readonly string[] | undefined;
+  /** Of a containerd of the backend's own: types of runtimes by handler, besides runc. */
+  runtimes?: Readonly<Record<string, string>> | undefined;
   /** Processes and threads of a machine. */
   pidsLimit?: number | undefined;
 }
@@ -163,6 +165,7 @@ export class CriEngine implements Engine {
         clock,
         bridge,
         range: () => ownNetwork?.range.subnet,
+        runtimes: options.runtimes,
       });
     const client = new CriClient(this.#own?.socket ?? socket!, clock, options.tracing);
     const backend = machineHash(stateDir);
@@ -255,7 +258,7 @@ export class CriEngine implements Engine {
     await this.#context.network?.limits.look();
     const forwarding = await checkForwarding(this.#options.network);
     return [
-      ...OwnContainerd.check(),
+      ...OwnContainerd.check(this.#options.runtimes),
       ...checkNetwork("namespace"),
       ...checkIpv6(this.#options.network),
       ...checkAppArmor(),

@@ -28,6 +28,7 @@ import { isAlive, processStat } from "../../host/proc.ts";
 import { removeTree } from "../../host/remove-tree.ts";
 import { CriClient } from "./client.ts";
 import { lastWords, loggedExits } from "./containerd-log.ts";
+import { runtimesOf, shimOf } from "./runtimes.ts";
 import { SandboxAddresses, type WrittenAddresses } from "./sandbox-addresses.ts";
 import { sandboxImage } from "./sandbox-image.ts";
 import { endShims, taskExit, type TaskExit, taskIds, watchTaskExits } from "./shims.ts";
@@ -40,15 +41,12 @@ interface OwnContainerdOptions {
   bridge: string;
   /** That of the bridge; undefined while nobody has told it: until then it is asked for no machine on the bridge. */
   range: () => { cidr: string; gateway: string } | undefined;
+  /** Types of runtimes by handler, besides those that are looked for. */
+  runtimes?: Readonly<Record<string, string>> | undefined;
 }
 
 const PROGRAM = "containerd";
 const SHIM = "containerd-shim-runc-v2";
-/** Handlers that it has besides runc where the host has their shims: sandboxes with a kernel of their own. */
-const HANDLERS = [
-  { name: "runsc", type: "io.containerd.runsc.v1", programs: ["containerd-shim-runsc-v1", "runsc"] },
-  { name: "kata", type: "io.containerd.kata.v2", programs: ["containerd-shim-kata-v2"] },
-];
 /** Debian's, then everyone else's. */
 const PLUGIN_DIRS = ["/usr/lib/cni", "/opt/cni/bin", "/usr/libexec/cni"];
 const PLUGINS = ["bridge", "host-local"];
@@ -87,8 +85,8 @@ export class OwnContainerd {
     this.socket = join(this.#runDir, "containerd.sock");
   }
 
-  /** What the host lacks. */
-  static check(): HostProblem[] {
+  /** What the host lacks. @param runtimes types by handler, of the backend's file */
+  static check(runtimes: Readonly<Record<string, string>> = {}): HostProblem[] {
     const problems: HostProblem[] = [];
     const lacks = (problem: string, cure: string) => problems.push({ fatal: true, problem, cure });
     if (findTool(PROGRAM) === undefined)
@@ -100,6 +98,12 @@ export class OwnContainerd {
       lacks(`${SHIM} is not on the PATH`, "install it beside containerd: it is part of the same release");
     if (findTool("runc") === undefined)
       lacks("runc is not on the PATH", "install the package runc (Debian: apt-get install runc)");
+    for (const [handler, type] of Object.entries(runtimes))
+      if (findTool(shimOf(type)) === undefined)
+        lacks(
+          `engine.runtimes names ${handler} (${type}), and ${shimOf(type)} is not on the PATH`,
+          `install ${shimOf(type)}, or leave ${handler} out of engine.runtimes`,
+        );
     for (const plugin of PLUGINS)
       if (!PLUGIN_DIRS.some((dir) => existsSync(join(dir, plugin))))
         lacks(
@@ -413,7 +417,7 @@ export class OwnContainerd {
     const { dir } = this.#options;
     const text = (value: string) => JSON.stringify(value);
     const pluginDirs = PLUGIN_DIRS.filter((folder) => existsSync(folder));
-    const handlers = HANDLERS.filter(({ programs }) => programs.every((program) => findTool(program) !== undefined));
+    const runtimes = runtimesOf(this.#options.runtimes ?? {});
     return `version = 3
 root = ${text(join(dir, "root"))}
 state = ${text(join(this.#runDir, "state"))}
@@ -459,7 +463,7 @@ use_internal_loopback = true
 runtime_type = "io.containerd.runc.v2"
 [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
 SystemdCgroup = false
-${handlers.map(({ name, type }) => `[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.${name}]\nruntime_type = ${text(type)}\n`).join("")}`;
+${runtimes.map(({ handler, type }) => `[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.${handler}]\nruntime_type = ${text(type)}\n`).join("")}`;
   }
 }
 
