@@ -1,8 +1,10 @@
 /** Engine vm on the network of the host's cluster: CNI's plugins of Debian in place of a DaemonSet's. */
 import {
+  closeSync,
   existsSync,
   mkdirSync,
   mkdtempSync,
+  openSync,
   readdirSync,
   readFileSync,
   rmSync,
@@ -11,7 +13,7 @@ import {
   writeFileSync,
 } from "node:fs";
 import { isIP } from "node:net";
-import { tmpdir } from "node:os";
+import { availableParallelism, tmpdir } from "node:os";
 import { join } from "node:path";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { createEngine } from "../../../providers/local/engines/index.ts";
@@ -253,6 +255,26 @@ else
       expect(records()).toHaveLength(known.length + 1);
       await remove(late);
       expect(given()).toEqual(before);
+    });
+
+    test("plugins that hang hold up no other machine's start", async () => {
+      const [held, asked] = [join(stateDir, "held"), join(stateDir, "hung")];
+      await run("mkfifo", [held]);
+      const hang = `echo >> ${asked}; : < ${held}`;
+      replace(
+        "bandwidth",
+        `#!/bin/sh\ncase $CNI_COMMAND$CNI_ARGS in ADD*K8S_POD_NAME=slow*) ${hang};; esac\nexec ${BINARIES}/bandwidth\n`,
+      );
+      const labels = { "vmlet.dev/pod": "slow", "vmlet.dev/namespace": "shop", "vmlet.dev/uid": "u-2" };
+      const starts = Math.max(2, availableParallelism());
+      const slow = await Promise.all(Array.from({ length: starts }, () => sleeping({ labels })));
+      await bench.until(() => expect(readFileSync(asked, "utf8")).toHaveLength(starts));
+      const other = await sleeping();
+      await bench.reaches(other, "running");
+      restore("bandwidth");
+      // Its readers go on as soon as somebody may write.
+      closeSync(openSync(held, "r+"));
+      for (const machine of [other, ...slow]) await remove(machine);
     });
 
     test("what a plugin cannot give back yet is given back when it can", async () => {

@@ -286,12 +286,17 @@ export class VmEngine implements Engine {
       if (waiting !== undefined) await destroyVm(context, key);
       throw thrown;
     }
-    const vm =
-      waiting ??
-      (await context.boots.add(async () => {
+    const started = async () => {
+      const attachment = await context.attaches.add(async () => {
         signal.throwIfAborted();
-        return await Vm.start(context, key, size, inTime(), { spec: home.spec, fileBytes });
-      }));
+        return await Vm.attach(context, key, inTime(), home.spec);
+      });
+      return await context.boots.add(async () => {
+        signal.throwIfAborted();
+        return await Vm.start(context, key, size, inTime(), { attachment, fileBytes });
+      });
+    };
+    const vm = waiting ?? (await started());
     try {
       await this.#rankVm(vm.pid, home);
       return await openSandbox(context, home, vm, inTime());
@@ -427,6 +432,7 @@ export class VmEngine implements Engine {
         "The frequency of this host's time-stamp counter cannot be measured, and emulated VMs may hang when they boot: a program of the guest image must run (is its file system mounted noexec?)",
       );
     const processors = availableParallelism();
+    const boots = Math.max(2, processors);
     return {
       clock,
       network: this.#network,
@@ -448,7 +454,8 @@ export class VmEngine implements Engine {
           return this.#volumes.disk(id);
         },
       }),
-      boots: new PQueue({ concurrency: Math.max(2, processors) }),
+      attaches: new PQueue({ concurrency: 4 * boots }),
+      boots: new PQueue({ concurrency: boots }),
       clones,
       ...(warm === undefined ? {} : { warming: warm }),
       sizing: { memoryMib: this.#options.defaultMemoryMib ?? DEFAULT_MEMORY_MIB, maxCpus: processors },

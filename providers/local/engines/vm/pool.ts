@@ -84,7 +84,8 @@ export class VmPool {
       const vm = await boots.add(
         async () => {
           signal.throwIfAborted();
-          const started = await Vm.start(this.#context, key, this.#options.size, signal);
+          const attachment = await Vm.attach(this.#context, key, signal);
+          const started = await Vm.start(this.#context, key, this.#options.size, signal, { attachment });
           // What a first container would have to load and, in an emulated processor, to translate.
           if (warming !== undefined) await started.control.run([warming.command], signal);
           return started;

@@ -39,6 +39,8 @@ export interface VmContext {
   vmsDir: string;
   qemu: Qemu;
   disks: GuestDisks;
+  /** VMs that are being put on the network. A plugin of a cluster's network may hang, and is to hold up no boot. */
+  attaches: PQueue;
   /** Boots and clones at a time: more than there are processors only makes each slower. */
   boots: PQueue;
   clones: boolean;
@@ -97,9 +99,18 @@ export class Vm {
   }
 
   /**
+   * The network of a VM that is yet to be started. When it fails or the backend ends meanwhile, `destroyVm` removes what
+   * there is.
+   * @param spec of its machine, where it is made for one
+   */
+  static async attach(context: VmContext, key: string, signal: AbortSignal, spec?: MachineSpec): Promise<VmAttachment> {
+    await mkdir(vmDir(context, key), { recursive: true, mode: 0o700 });
+    return await context.network.attach(key, spec, signal);
+  }
+
+  /**
    * Makes a VM that has its own randomness and address, and is ready for a machine. When it fails or the backend ends
    * meanwhile, `destroyVm` removes what there is.
-   * @param spec of its machine, where it is made for one
    * @param fileBytes the longest of the files that it is to write; absent: its own disk
    */
   static async start(
@@ -107,11 +118,9 @@ export class Vm {
     key: string,
     size: VmSize,
     signal: AbortSignal,
-    { spec, fileBytes }: { spec?: MachineSpec; fileBytes?: number | undefined } = {},
+    { attachment, fileBytes }: { attachment: VmAttachment; fileBytes?: number | undefined },
   ): Promise<Vm> {
     const dir = vmDir(context, key);
-    await mkdir(dir, { recursive: true, mode: 0o700 });
-    const attachment = await context.network.attach(key, spec, signal);
     const place = { ...vmPlace(context, key, attachment), fileBytes };
     const { qemu, clones } = context;
     const started = clones ? await qemu.clone(size, place, signal) : await qemu.boot(size, place, signal);
