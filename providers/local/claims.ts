@@ -38,9 +38,15 @@ export interface ClaimHolder {
   keep(claims: PreparedClaims | undefined): void;
 }
 
+export interface ToldHealth {
+  health: DeviceHealth;
+  /** In the driver's words, where it says any. */
+  message?: string;
+}
+
 export interface ClaimSource {
   /** Of a device that a claim has, as its driver says it. */
-  readonly health: (driver: string, pool: string, device: string) => DeviceHealth;
+  readonly health: (driver: string, pool: string, device: string) => ToldHealth;
   /**
    * Has the plugins make ready all that the machine claims; again for one that has them already, which changes nothing.
    * @throws ClaimsNotReady when they are not; it is to be asked again

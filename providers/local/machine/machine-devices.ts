@@ -78,8 +78,8 @@ export class MachineDevices {
     if (prepared === undefined) return new Map();
     const shownOf = (container: Parameters<typeof claimedDevices>[1]): Shown => {
       const found = claimedDevices(prepared, container).map(({ resource, driver, pool, device, cdi: [name] }) => {
-        const health = claims?.health(driver, pool, device) ?? "unknown";
-        return { resource, id: name ?? `${driver}/${pool}/${device}`, health };
+        const told = claims?.health(driver, pool, device) ?? { health: "unknown" };
+        return { resource, id: name ?? `${driver}/${pool}/${device}`, ...told };
       });
       return [...new Map(found.map((each) => [JSON.stringify([each.resource, each.id]), each])).values()].filter(
         ({ id }) => id.length <= MAX_ID_CHARS,

@@ -16,7 +16,7 @@ import {
   type PreparedClaims,
 } from "../claims.ts";
 import { ClaimHealth } from "./claim-health.ts";
-import type { ClaimName, DraPlugin } from "./dra-plugin.ts";
+import type { ClaimName, DraPlugin, DraServices } from "./dra-plugin.ts";
 import { judgePrepared } from "./judge.ts";
 
 interface ClaimManagerOptions {
@@ -24,7 +24,7 @@ interface ClaimManagerOptions {
   logger: Logger;
   /** Machines that are not over, with what they have. */
   holders: () => Iterable<Pick<ClaimHolder, "id" | "prepared">>;
-  connect: (socket: string) => DraPlugin;
+  connect: (socket: string, services: DraServices) => DraPlugin;
   /** What is known of the health of devices may have changed. */
   onHealth?: () => void;
 }
@@ -69,22 +69,22 @@ export class ClaimManager implements ClaimSource {
 
   /**
    * Takes the plugin at a socket as one of this driver's.
-   * @param can.tellsHealth it reports how its devices are
+   * @param services by which it is spoken with
    * @returns has it not asked any more
    * @throws Error that tells the plugin why it is not taken
    */
-  register(driver: string, socket: string, { tellsHealth = false } = {}): () => void {
+  register(driver: string, socket: string, services: DraServices): () => void {
     const known = this.#drivers.get(driver) ?? [];
     if (known.length === 0 && this.#drivers.size >= MAX_DRIVERS)
       throw new Error(`there are ${MAX_DRIVERS} DRA drivers already`);
     if (known.some((each) => each.socket === socket))
       throw new Error(`endpoint ${socket} already registered for DRA driver plugin ${driver}`);
-    const registered: Registered = { socket, api: this.#options.connect(socket), isThere: true };
+    const registered: Registered = { socket, api: this.#options.connect(socket, services), isThere: true };
     // One that was killed has left its socket, and so would stay here: the oldest make room.
     for (const { api } of known.slice(0, 1 - MAX_PLUGINS)) api.close();
     this.#drivers.set(driver, [...known.slice(1 - MAX_PLUGINS), registered]);
     this.#options.logger.info({ driver, socket }, "A DRA driver's plugin has registered");
-    if (tellsHealth) void this.#listen(driver, registered);
+    if (services.health !== undefined) void this.#listen(driver, registered);
     void this.#lookAfter(driver, registered);
     return () => this.#unregister(driver, registered);
   }

@@ -8,4 +8,6 @@ make device-plugin deviceplugin/v1beta1
 make registration pluginregistration/v1
 make pod-resources podresources/v1
 make dra dra/v1
+make dra-v1beta1 dra/v1beta1
 make dra-health dra-health/v1 v0.37.1
+make dra-health-v1alpha1 dra-health/v1alpha1 v0.37.1

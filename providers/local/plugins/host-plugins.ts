@@ -13,7 +13,7 @@ import { CsiStats } from "./csi-stats.ts";
 import { connectCsiPlugin, type CsiPlugin } from "./csi-plugin.ts";
 import { DeviceManager } from "./device-manager.ts";
 import { connectDevicePlugin, type DevicePlugin } from "./device-plugin.ts";
-import { connectDraPlugin, type DraPlugin } from "./dra-plugin.ts";
+import { connectDraPlugin, type DraPlugin, type DraServices } from "./dra-plugin.ts";
 import { podResources } from "./pod-resources.ts";
 import { PluginDoor, pluginFolder } from "./registration.ts";
 import { UnixServer } from "./unix-server.ts";
@@ -24,7 +24,7 @@ export interface PluginOptions {
   /** For tests. Default: by the plugin's socket. */
   connect?: ((socket: string) => DevicePlugin) | undefined;
   /** For tests. Default: by the plugin's socket. */
-  connectDra?: ((socket: string) => DraPlugin) | undefined;
+  connectDra?: ((socket: string, services: DraServices) => DraPlugin) | undefined;
   /** For tests. Default: by the plugin's socket. */
   connectCsi?: ((socket: string) => CsiPlugin) | undefined;
   /** For tests. Default: those of this host. */

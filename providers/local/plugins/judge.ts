@@ -5,7 +5,7 @@
 import type { PreparedDevice } from "../claims.ts";
 import type { DeviceGrant } from "../devices.ts";
 import type { ContainerAllocateResponse, ListAndWatchResponse } from "./api/device-plugin/api.gen.js";
-import type { NodePrepareResourceResponse } from "./api/dra/api.gen.js";
+import type { PrepareAnswer } from "./dra-plugin.ts";
 
 /** What is known of one device. */
 export interface PluginDevice {
@@ -96,18 +96,13 @@ export function judgeGrant(response: ContainerAllocateResponse): DeviceGrant {
   return grant;
 }
 
-/** kubelet: drapb.DRAPluginService. */
-export const DRA_SERVICE = "v1.DRAPlugin";
-/** kubelet: drahealthv1.DRAResourceHealthService. A plugin may have it besides. */
-export const DRA_HEALTH_SERVICE = "v1.DRAResourceHealth";
-
 /** Kubernetes' rule for names of drivers: a DNS subdomain, and short enough for its label. */
 export function isDriverName(name: string): boolean {
   return DNS_NAME.test(name) && name.length <= MAX_NAME_CHARS;
 }
 
 /** @throws Error that says what of it cannot be passed on to a container */
-export function judgePrepared({ devices }: Pick<NodePrepareResourceResponse, "devices">): PreparedDevice[] {
+export function judgePrepared({ devices }: Pick<PrepareAnswer, "devices">): PreparedDevice[] {
   const prepared = devices.map(({ requestNames, poolName, deviceName, cdiDeviceIds }) => ({
     pool: poolName,
     device: deviceName,

@@ -16,7 +16,8 @@ import { makeFolder } from "../host/files.ts";
 import { type RegisterRequest, Registration } from "./api/device-plugin/api.gen.js";
 import { type PluginInfo, Registration as Registry } from "./api/registration/api.gen.js";
 import { assertCsiPlugin } from "./judge-csi.ts";
-import { API_VERSION, DRA_HEALTH_SERVICE, DRA_SERVICE, isDriverName, isExtendedResource } from "./judge.ts";
+import { DRA_HEALTH_SERVICES, DRA_SERVICES, type DraServices } from "./dra-plugin.ts";
+import { API_VERSION, isDriverName, isExtendedResource } from "./judge.ts";
 import { UnixServer } from "./unix-server.ts";
 
 /** Names and options. */
@@ -55,7 +56,7 @@ interface DevicePlugins {
 
 /** Who takes plugins of DRA drivers. `register` throws what the plugin is told; what it returns takes that back. */
 interface DraPlugins {
-  register(driver: string, socket: string, can: { tellsHealth: boolean }): () => void;
+  register(driver: string, socket: string, services: DraServices): () => void;
 }
 
 /** Who takes node plugins of CSI drivers. `register` rejects with what the plugin is told. */
@@ -209,11 +210,13 @@ export class PluginDoor {
     }
     if (type === "DRAPlugin" && claims !== undefined) {
       if (!isDriverName(name)) throw new Error(`${JSON.stringify(name)} is no name of a DRA driver`);
-      if (!supportedVersions.includes(DRA_SERVICE))
+      const service = DRA_SERVICES.find((each) => supportedVersions.includes(each));
+      if (service === undefined)
         throw new Error(
-          `invalid supported gRPC versions of DRA driver plugin ${name} at endpoint ${endpoint}: ${DRA_SERVICE} is not among [${supportedVersions.join(" ")}]`,
+          `invalid supported gRPC versions of DRA driver plugin ${name} at endpoint ${endpoint}: none of ${DRA_SERVICES.join(", ")} is among [${supportedVersions.join(" ")}]`,
         );
-      return claims.register(name, endpoint, { tellsHealth: supportedVersions.includes(DRA_HEALTH_SERVICE) });
+      const health = DRA_HEALTH_SERVICES.find((each) => supportedVersions.includes(each));
+      return claims.register(name, endpoint, { claims: service, health });
     }
     if (type !== "DevicePlugin") throw new Error(`there are no plugins of type ${JSON.stringify(type)} here`);
     if (!supportedVersions.includes(API_VERSION))

@@ -149,7 +149,10 @@ function deviceHealth(
 ): NonNullable<ContainerStatus["allocatedResourcesStatus"]> {
   return [...Map.groupBy(devices, ({ resource }) => resource)].map(([name, own]) => ({
     name,
-    resources: own.map(({ id, health }) => ({ resourceID: id, health: HEALTH[health] })),
+    resources: own.map(({ id, health, message }) => ({
+      ...{ resourceID: id, health: HEALTH[health] },
+      ...(message && { message }),
+    })),
   }));
 }
 

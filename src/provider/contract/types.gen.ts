@@ -1668,6 +1668,8 @@ export interface components {
          * @enum {string}
          */
         health: "healthy" | "unhealthy" | "unknown";
+        /** @description What the program that looks after the device says of its health. */
+        message?: string;
       }[];
       user?: {
         uid: components["schemas"]["Count"];
@@ -3175,4 +3177,4 @@ export interface operations {
     };
   };
 }
-// sha256 of openapi.yaml: 566d6977d842e7ee6040ec3442894b31ba59140366ecf05b4a29c90dbc1b9e94
+// sha256 of openapi.yaml: e1a33d4b0bc97db8e86a25dcfac1c01ddd85e44c06ce03a32b7c996b0aa111a7

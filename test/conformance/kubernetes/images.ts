@@ -5,6 +5,7 @@
  * - `nginx` serves an empty page on port 80 with agnhost; the tests only want another image that goes on running;
  * - `sample-apiserver` is of the release that the suite is of, where the original is older: that old ones are served by
  *   newer API servers is Kubernetes' promise and none of a node's;
+ * - `hostpathplugin` has the proxy of the CSI driver hostpath alone, for the tests of Dynamic Resource Allocation;
  * - `kitten` says that it is Alpine Linux, as the original, because the test of image volumes looks for those words.
  */
 import { readFile, realpath } from "node:fs/promises";
@@ -18,6 +19,7 @@ import {
   buildNonewprivs,
   buildRegression74839,
   buildSampleApiServer,
+  buildSocketProxy,
   kubernetesSource,
 } from "../../e2e/harness/build.ts";
 import { cacheKey, cached } from "../../e2e/harness/cache.ts";
@@ -37,7 +39,7 @@ export const suitePrograms = [
 ] as const;
 
 /** What `untagged` tests want besides. */
-export const untaggedPrograms = [buildRegression74839] as const;
+export const untaggedPrograms = [buildRegression74839, buildSocketProxy] as const;
 
 const SOURCES = "registry.k8s.io";
 
@@ -127,6 +129,11 @@ const RECIPES: Readonly<Record<string, () => Promise<TestImage>>> = {
 
 /** Of tests that are tagged neither way. */
 const UNTAGGED_RECIPES: typeof RECIPES = {
+  hostpathplugin: async () =>
+    busyboxImage([
+      ...users([]),
+      { path: "hostpathplugin", content: await readFile(await buildSocketProxy()), mode: 0o755 },
+    ]),
   "distroless-iptables": async () => busyboxImage(await hostPrograms(["conntrack"])),
   "regression-issue-74839": () =>
     programImage("regression-issue-74839", buildRegression74839(), ["/regression-issue-74839"]),

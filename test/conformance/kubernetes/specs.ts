@@ -17,6 +17,7 @@ const UNTAGGED_GROUPS: readonly string[] = [
   "common/network",
   "common/node",
   "common/storage",
+  "dra",
   "kubectl",
   "network",
   "network/netpol",
@@ -300,6 +301,15 @@ const LEFT_OUT: readonly { pattern: RegExp; fact?: keyof HostFacts; reason: stri
   {
     pattern: /should report RunningInUserNamespace/,
     reason: "looks for a process named kubelet, and for the user namespace that it is in",
+  },
+  {
+    pattern: /resource usage tracking/,
+    reason:
+      "measures the container runtime of the node's own host (systemContainers of /stats/summary): machines are a backend's, whose programs are no part of the node",
+  },
+  {
+    pattern: /NonGracefulNodeShutdown .* via gce pd driver/,
+    reason: "wants disks of Google's cloud",
   },
   {
     pattern: /PrivilegedPod/,

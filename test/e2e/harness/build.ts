@@ -140,6 +140,11 @@ export function buildHostsDns(): Promise<string> {
   return buildProgram("hosts-dns", kubernetesModule, "./hosts-dns", ["hosts-dns/main.go"]);
 }
 
+/** What lets the program of Kubernetes' tests be a plugin of a node: it stands in for the CSI driver hostpath's proxy. */
+export function buildSocketProxy(): Promise<string> {
+  return buildProgram("socket-proxy", kubernetesModule, "./socket-proxy", ["socket-proxy/main.go"]);
+}
+
 /** Kubernetes' sample of an API server of one's own, which its test of the aggregator runs in a pod. */
 export function buildSampleApiServer(): Promise<string> {
   return buildProgram("sample-apiserver", kubernetesModule, "k8s.io/sample-apiserver");
@@ -332,6 +337,7 @@ if (process.argv[1] !== undefined && basename(process.argv[1]) === "build.ts") {
     "kube-proxy": buildKubeProxy,
     coredns: buildCoreDns,
     "hosts-dns": buildHostsDns,
+    "socket-proxy": buildSocketProxy,
     etcd: buildEtcd,
     "node-exporter": buildNodeExporter,
     "sample-apiserver": buildSampleApiServer,

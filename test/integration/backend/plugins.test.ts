@@ -381,8 +381,24 @@ describe("a driver's plugin in the registry", () => {
     await driver.listen(socket);
     await isTaken(driver);
     const health = () => claims.health("gpu.example.com", "p", "d0");
-    await vi.waitFor(() => expect(health()).toBe("unhealthy"), { timeout: 10_000 });
-    expect(claims.health("gpu.example.com", "p", "d1")).toBe("unknown");
+    await vi.waitFor(() => expect(health()).toEqual({ health: "unhealthy", message: "by v1" }), { timeout: 10_000 });
+    expect(claims.health("gpu.example.com", "p", "d1")).toEqual({ health: "unknown" });
+  });
+
+  test.each([
+    [["v1beta1.DRAPlugin", "v1alpha1.DRAResourceHealth"], "v1beta1", "by v1alpha1"],
+    [["v1beta1.DRAPlugin", "v1.DRAPlugin", "v1alpha1.DRAResourceHealth", "v1.DRAResourceHealth"], "v1", "by v1"],
+  ])("with %j is spoken with by the newest version", async (supportedVersions, version, message) => {
+    Object.assign(driver.info, { supportedVersions });
+    driver.health.push(HealthStatus.HEALTHY);
+    await driver.listen(socket);
+    await isTaken(driver);
+    const { kept, machine } = holder();
+    await claims.prepare(machine, signal);
+    await claims.unprepare(machine, signal);
+    expect([driver.versions, kept.at(-1)]).toEqual([[version], undefined]);
+    const health = () => claims.health("gpu.example.com", "p", "d0");
+    await vi.waitFor(() => expect(health()).toEqual({ health: "healthy", message }), { timeout: 10_000 });
   });
 
   test("is asked again when it is back after it was killed", async () => {
@@ -417,7 +433,7 @@ describe("a driver's plugin in the registry", () => {
   });
 
   test.each([
-    [{ supportedVersions: ["v1beta1.DRAPlugin"] }, "v1.DRAPlugin is not among [v1beta1.DRAPlugin]"],
+    [{ supportedVersions: ["v2.DRAPlugin"] }, "none of v1.DRAPlugin, v1beta1.DRAPlugin is among [v2.DRAPlugin]"],
     [{ name: "Not a driver" }, '"Not a driver" is no name of a DRA driver'],
   ])("is told why it is not taken: %o", async (info, told) => {
     Object.assign(driver.info, info);

@@ -64,9 +64,9 @@ class FakeDriver implements DraPlugin {
   }
 
   /** Says how these devices of its pool are. */
-  tell(devices: Readonly<Record<string, HealthStatus>>, seconds = 0): void {
+  tell(devices: Readonly<Record<string, HealthStatus>>, seconds = 0, message = ""): void {
     const reported = Object.entries(devices).map(([deviceName, health]) => ({
-      ...{ device: { poolName: "p", deviceName }, health, healthCheckTimeoutSeconds: BigInt(seconds) },
+      ...{ device: { poolName: "p", deviceName }, health, healthCheckTimeoutSeconds: BigInt(seconds), message },
     }));
     this.#report(create(NodeWatchResourcesResponseSchema, { devices: reported }));
   }
@@ -76,10 +76,12 @@ class FakeDriver implements DraPlugin {
   close(): void {}
 }
 
+const BY = { claims: "v1.DRAPlugin" } as const;
+
 async function worldWith(...drivers: string[]): Promise<{ world: World; driver: FakeDriver; forget: () => void }> {
   const driver = new FakeDriver();
   const world = await World.create((made) => (made.plugins = { connectDra: () => driver }));
-  const forgets = drivers.map((name) => world.claims.register(name, "/run/driver.sock"));
+  const forgets = drivers.map((name) => world.claims.register(name, "/run/driver.sock", BY));
   return { world, driver, forget: () => forgets.forEach((forget) => forget()) };
 }
 
@@ -126,7 +128,7 @@ describe("a machine with a claim", () => {
       `FailedPrepareDynamicResources: Failed to prepare dynamic resources: prepare dynamic resources: DRA driver ${DRIVER} is not registered`,
     ]);
     expect([(await world.machine()).state, world.journal]).toEqual(["pending", []]);
-    world.claims.register(DRIVER, "/run/driver.sock");
+    world.claims.register(DRIVER, "/run/driver.sock", BY);
     await world.advance(1_000);
     expect([driver.asked, world.running()]).toEqual([["prepare u1"], ["a", "b"]]);
   });
@@ -175,7 +177,7 @@ describe("a machine with a claim", () => {
     expect((await world.machine()).message).toBe(
       `Failed to unprepare dynamic resources: DRA driver ${DRIVER} is not registered`,
     );
-    world.claims.register(DRIVER, "/run/driver.sock");
+    world.claims.register(DRIVER, "/run/driver.sock", BY);
     driver.unprepareError = new Error("busy");
     await world.advance(1_000);
     expect((await world.machine()).state).toBe("stopping");
@@ -228,7 +230,7 @@ describe("a machine with a claim", () => {
     await world.create(claiming("u1"), "m1");
     forget();
     await world.stop(0);
-    world.claims.register(DRIVER, "/run/driver.sock");
+    world.claims.register(DRIVER, "/run/driver.sock", BY);
     driver.unprepareError = new Error("busy");
     await world.create(claiming("u2"), "m2");
     expect((await world.machine("m2")).message).toContain(
@@ -262,7 +264,7 @@ describe("after the backend was killed", () => {
     await world.restart();
     await world.stop(0);
     expect([driver.asked, (await world.machine()).state]).toEqual([["prepare u1"], "stopping"]);
-    world.claims.register(DRIVER, "/run/driver.sock");
+    world.claims.register(DRIVER, "/run/driver.sock", BY);
     await world.advance(1_000);
     expect([driver.asked, (await world.machine()).state]).toEqual([["prepare u1", "unprepare u1"], "stopped"]);
   });
@@ -272,7 +274,7 @@ describe("after the backend was killed", () => {
     driver.preparing = new Promise(() => {});
     await world.create(claiming());
     await world.restart();
-    world.claims.register(DRIVER, "/run/driver.sock");
+    world.claims.register(DRIVER, "/run/driver.sock", BY);
     await world.stop(0);
     await world.advance(1_000);
     expect([(await world.machine()).state, [...driver.ready]]).toEqual(["stopped", []]);
@@ -282,14 +284,14 @@ describe("after the backend was killed", () => {
     const { world, driver } = await worldWith(DRIVER);
     await world.create(claiming());
     await world.restart(() => world.loseSpec());
-    world.claims.register(DRIVER, "/run/driver.sock");
+    world.claims.register(DRIVER, "/run/driver.sock", BY);
     await world.advance(1_000);
     expect([(await world.machine()).state, [...driver.ready]]).toEqual(["failed", []]);
   });
 });
 
 describe("the health of a claim's devices", () => {
-  const tells = { tellsHealth: true };
+  const tells = { ...BY, health: "v1.DRAResourceHealth" } as const;
   const shown = async (world: World) => (await world.machine()).containers.map(({ devices }) => devices);
   const told = (health: string, resource = "claim:mine") => [{ resource, id: "example.com/gpu=u1", health }];
 
@@ -309,6 +311,18 @@ describe("the health of a claim's devices", () => {
     driver.tell({ d0: HealthStatus.HEALTHY, other: HealthStatus.UNHEALTHY });
     await world.advance(10);
     expect(await shown(world)).toEqual([told("healthy"), undefined]);
+  });
+
+  test("comes with what its driver says about it, of which no more than a kubelet's length is told", async () => {
+    const { world, driver } = await reporting();
+    driver.tell({ d0: HealthStatus.UNHEALTHY }, 0, "too hot");
+    await world.advance(10);
+    expect(await shown(world)).toEqual([[{ ...told("unhealthy")[0], message: "too hot" }], undefined]);
+    driver.tell({ d0: HealthStatus.UNHEALTHY }, 0, "x".repeat(1_025));
+    await world.advance(10);
+    expect(await shown(world)).toEqual([[{ ...told("unhealthy")[0], message: `${"x".repeat(1_021)}...` }], undefined]);
+    await world.advance(60_000);
+    expect(await shown(world)).toEqual([told("unknown"), undefined]);
   });
 
   test("is unknown when it was not said again in time", async () => {
@@ -362,8 +376,8 @@ describe("a driver", () => {
     const world = await World.create((made) => {
       made.plugins = { connectDra: (socket) => (socket === "/run/old.sock" ? old : next) };
     });
-    world.claims.register(DRIVER, "/run/old.sock");
-    const forget = world.claims.register(DRIVER, "/run/next.sock");
+    world.claims.register(DRIVER, "/run/old.sock", BY);
+    const forget = world.claims.register(DRIVER, "/run/next.sock", BY);
     await world.create(claiming("u1", "one"), "m1");
     forget();
     await world.create(claiming("u2", "two"), "m2");
@@ -375,7 +389,7 @@ describe("a driver", () => {
     const world = await World.create((made) => {
       made.plugins = { connectDra: (socket) => (socket === "/run/19.sock" ? newest : former) };
     });
-    for (let i = 0; i < 20; i++) world.claims.register(DRIVER, `/run/${i}.sock`);
+    for (let i = 0; i < 20; i++) world.claims.register(DRIVER, `/run/${i}.sock`, BY);
     await world.create(claiming());
     expect(newest.asked).toEqual(["prepare u1"]);
   });
@@ -395,8 +409,8 @@ describe("a driver", () => {
     const world = await World.create((made) => {
       made.plugins = { connectDra: (socket) => (socket === "/run/old.sock" ? old : next) };
     });
-    world.claims.register(DRIVER, "/run/old.sock");
-    world.claims.register(DRIVER, "/run/next.sock");
+    world.claims.register(DRIVER, "/run/old.sock", BY);
+    world.claims.register(DRIVER, "/run/next.sock", BY);
     next.isKilled = true;
     await world.advance(5_000);
     expect(world.claims.drivers()).toEqual([DRIVER]);
@@ -406,7 +420,7 @@ describe("a driver", () => {
 
   test("has no second plugin at one socket", async () => {
     const { world } = await worldWith(DRIVER);
-    expect(() => world.claims.register(DRIVER, "/run/driver.sock")).toThrow("already registered");
+    expect(() => world.claims.register(DRIVER, "/run/driver.sock", BY)).toThrow("already registered");
   });
 });
 

@@ -32,7 +32,7 @@ test("devices are told with their health, as a kubelet does, of main containers 
   const devices = [
     { resource: "v.example/gpu", id: "g0", health: "healthy" as const },
     { resource: "v.example/nic", id: "n0", health: "unknown" as const },
-    { resource: "v.example/gpu", id: "g1", health: "unhealthy" as const },
+    { resource: "v.example/gpu", id: "g1", health: "unhealthy" as const, message: "too hot" },
   ];
   const withInit = pod({
     spec: { containers: [{ name: "app", image: "i" }], initContainers: [{ name: "init", image: "i" }] },
@@ -47,7 +47,7 @@ test("devices are told with their health, as a kubelet does, of main containers 
         name: "v.example/gpu",
         resources: [
           { resourceID: "g0", health: "Healthy" },
-          { resourceID: "g1", health: "Unhealthy" },
+          { resourceID: "g1", health: "Unhealthy", message: "too hot" },
         ],
       },
       { name: "v.example/nic", resources: [{ resourceID: "n0", health: "Unknown" }] },
