@@ -399,7 +399,7 @@ export class KubeTransport implements Kube {
         headers: {
           ...headers,
           ...this.#options.tracing?.active(),
-          ...(request.metadataOnly && { accept: METADATA_ONLY }),
+          ...(request.metadataOnly && { accept: metadataOnly(request.metadataOnly === "list") }),
           ...(request.body !== undefined && { "content-type": request.contentType ?? "application/json" }),
         },
         body: request.body === undefined ? null : JSON.stringify(request.body),
@@ -455,7 +455,9 @@ interface Constants {
 }
 
 /** Servers that do not know it, as proxies and toys may not, take the second and send the whole object. */
-const METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json";
+function metadataOnly(ofList: boolean): string {
+  return `application/json;as=PartialObjectMetadata${ofList ? "List" : ""};g=meta.k8s.io;v=v1,application/json`;
+}
 
 function isSuccess(status: number): boolean {
   return status >= 200 && status <= 299;

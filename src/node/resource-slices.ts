@@ -53,8 +53,14 @@ export class ResourceSlices {
       for (const driver of drivers) this.#goneSince.delete(driver);
       for (const [driver, since] of this.#goneSince) {
         if (now - since < GONE_MS) continue;
-        await this.#remove(driver, signal);
+        // One that fails is behind the others the next time.
         this.#goneSince.delete(driver);
+        try {
+          await this.#remove(driver, signal);
+        } catch (thrown) {
+          this.#goneSince.set(driver, since);
+          throw thrown;
+        }
       }
     } catch (thrown) {
       if (signal.aborted) return;
@@ -84,7 +90,7 @@ export class ResourceSlices {
   async #remove(driver: string, signal: AbortSignal): Promise<void> {
     const { kube, node, logger } = this.#options;
     const query = { fieldSelector: `spec.nodeName=${node},spec.driver=${driver}` };
-    await kube.request({ method: "DELETE", path: PATH, query, metadataOnly: true, signal });
+    await kube.request({ method: "DELETE", path: PATH, query, metadataOnly: "list", signal });
     logger.info({ driver }, "The ResourceSlices of a driver that has gone are removed");
   }
 }

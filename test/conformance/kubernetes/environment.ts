@@ -1,6 +1,6 @@
 /** What the suite runs against: a control plane, a registry, two nodes on one backend, kube-proxy and CoreDNS. */
 import { randomBytes } from "node:crypto";
-import { copyFile, readdir, rmdir } from "node:fs/promises";
+import { copyFile, mkdir, readdir, rmdir } from "node:fs/promises";
 import { join } from "node:path";
 import { machineHash } from "../../../providers/local/host/machine-hash.ts";
 import { unmountBelow } from "../../../providers/local/host/mounts.ts";
@@ -34,6 +34,7 @@ const registryPort = 5001;
 const kubeletPort = 10_250;
 /** Where tests look for the registry that they run in a pod on the node's network. */
 const podRegistry = "localhost:5000";
+const KUBELET_FOLDER = "/var/lib/kubelet";
 const HOST_ENGINES: readonly ContainerEngine[] = ["cri", "oci"];
 
 /** Whether an engine gives pods the host, where its owner lets it. */
@@ -67,6 +68,11 @@ export interface EnvironmentOptions {
   zones?: boolean | undefined;
   /** Merged over each node's entry of the agent's configuration. */
   node?: Json;
+  /**
+   * Whether each node has a host: a backend of its own, with folders of its own where tests look for a kubelet's and CDI's.
+   * Default: one backend for all, which serves no plugins.
+   */
+  hosts?: boolean | undefined;
   /** The backend's `engine.plugins`. Default: none are served. */
   plugins?: { directory: string } | undefined;
   /** The backend's `engine.host`. Default: all, to pods of every namespace, where the engine has that. */
@@ -87,6 +93,7 @@ export async function startEnvironment({
   nodes = networkPolicies ? 1 : nodeNames.length,
   zones = false,
   node = {},
+  hosts = false,
   plugins,
   host = { namespaces: ["*"] },
   kubeProxy = true,
@@ -123,6 +130,7 @@ export async function startEnvironment({
           // What the suite takes each runtime to have besides its own: `PreconfiguredRuntimeClassHandler`.
           ...(engine === "cri" && { runtimes: { "test-handler": "io.containerd.runc.v2" } }),
           ...(plugins !== undefined && { plugins }),
+          ...(hosts && { plugins: { directory: KUBELET_FOLDER } }),
           // Its network is this run's alone, its name is claimed of the whole host.
           network: {
             bridge: `vc${randomBytes(3).toString("hex")}`,
@@ -132,7 +140,15 @@ export async function startEnvironment({
           images: { parallelPulls: 4, insecureRegistries: [registry.host, podRegistry] },
         },
       });
-    if (zones)
+    if (hosts)
+      for (const [index, nodeName] of nodeNames.entries())
+        backends.push(
+          await newBackend(machineCidrs[index]!, {
+            name: `backend-${nodeName}`,
+            within: await withFolders(join(sandbox.dir, `host-${nodeName}`)),
+          }),
+        );
+    else if (zones)
       for (const [index, zone] of nodeNames.entries())
         backends.push(await newBackend(machineCidrs[index]!, { name: `backend-${zone}`, config: { zone } }));
     else backends.push(await newBackend(ranges));
@@ -251,6 +267,17 @@ async function startFirewall({ sandbox, userKubeconfig }: Cluster): Promise<void
     `--service-cluster-ip-range=${serviceCidr}`,
     "--v=1",
   ]);
+}
+
+/** What becomes a program that has these folders below `dir`. */
+async function withFolders(dir: string): Promise<string[]> {
+  const folders = [KUBELET_FOLDER, "/var/run/cdi"];
+  for (const folder of folders) {
+    await mkdir(folder, { recursive: true });
+    await mkdir(join(dir, folder), { recursive: true });
+  }
+  const mounts = folders.map((folder) => `mount --bind "$0${folder}" ${folder}`);
+  return ["unshare", "--mount", "--propagation", "slave", "sh", "-ec", [...mounts, 'exec "$@"'].join("; "), dir];
 }
 
 /** The kernel keeps empty control groups for ever; nothing else of this run outlives its namespaces. */

@@ -59,16 +59,6 @@ export async function runInside(made: readonly (() => Promise<unknown>)[]): Prom
   return code ?? 1;
 }
 
-/** Inside: empty folders where tests look for those of a kubelet and of CDI. @returns a kubelet's */
-export async function kubeletFolders(): Promise<string> {
-  const kubelet = "/var/lib/kubelet";
-  for (const folder of [kubelet, "/var/run/cdi"]) {
-    await mkdir(folder, { recursive: true });
-    await runCommand("mount", ["-t", "tmpfs", "-o", "mode=755", "tmpfs", folder]);
-  }
-  return kubelet;
-}
-
 /** To be called once, inside: /sys of this network, an empty folder of network namespaces, and an address for the host. */
 export async function setUp(): Promise<Omit<HostFacts, "hostAccess">> {
   const cgroups = "/mnt";

@@ -6,8 +6,8 @@
  * cluster can be asked for, with engine cri, in place of the tagged: their table is RESULTS-untagged.md. Some of them want
  * `--network-policies` (kube-router's firewall on this host), `--dual-stack` (IPv6 beside IPv4), `--dns-pods` (CoreDNS as a
  * Deployment of theirs, not on this host), `--volumes` (vmlet's own, of the class that claims get which name none),
- * `--node-ssh` (a server of SSH on each node's host, and a systemd that has a kubelet: the agent) or `--plugins` (one node,
- * whose host has a kubelet's folders for plugins: the group `dra`, whose drivers the suite is itself).
+ * `--node-ssh` (a server of SSH on each node's host, and a systemd that has a kubelet: the agent) or `--hosts` (a backend for
+ * each node, with a kubelet's folders for plugins of its own: the group `dra`, whose drivers the suite is itself).
  * `--engine vm` has a table of its own, RESULTS-vm.md, with what was run of it; so has `--engine incus`, whose machines are
  * containers of an Incus cluster. `--attempts 2` tries what fails once more, and
  * says so: some tests race with any node ("lifecycle of Pods and PodStatus" wants a pod Ready just when its image changes).
@@ -32,7 +32,7 @@ import { moveDnsIntoPods } from "./cluster-dns.ts";
 import { environmentPrograms, hasHostAccess, startEnvironment } from "./environment.ts";
 import { pushImages, repositoryList, suitePrograms, untaggedPrograms } from "./images.ts";
 import { fetchGuestPackages, startIncusEnvironment } from "./incus-environment.ts";
-import { isInside, kubeletFolders, runInside, setUp } from "./namespaces.ts";
+import { isInside, runInside, setUp } from "./namespaces.ts";
 import { startNodeSsh } from "./node-ssh.ts";
 import { complete, fromMarkdown, merge, resultsOf, toldOf, toMarkdown, type Result } from "./report.ts";
 import { leftOut, isSerial, selectSpecs, specOf, suiteOf, type GinkgoReport, type Spec } from "./specs.ts";
@@ -55,7 +55,7 @@ const { values: options } = parseArgs({
     "dns-pods": { type: "boolean", default: false },
     volumes: { type: "boolean", default: false },
     "node-ssh": { type: "boolean", default: false },
-    plugins: { type: "boolean", default: false },
+    hosts: { type: "boolean", default: false },
     engine: { type: "string", default: chosenEngine("oci") },
     attempts: { type: "string", default: "1" },
   },
@@ -68,7 +68,7 @@ const hostAccess = engine !== "incus" && hasHostAccess(engine);
 /** Where `--within` looks up how long a test takes, whatever the engine: the whole suite is run on engine oci. */
 const knownResults = join(import.meta.dirname, "../RESULTS.md");
 const { untagged, "network-policies": networkPolicies } = options;
-const ofBackends = (["network-policies", "dual-stack", "dns-pods", "volumes", "node-ssh", "plugins"] as const).find(
+const ofBackends = (["network-policies", "dual-stack", "dns-pods", "volumes", "node-ssh", "hosts"] as const).find(
   (name) => options[name],
 );
 if (engine === "incus" && ofBackends !== undefined) throw new Error(`--${ofBackends}: not with --engine incus`);
@@ -134,11 +134,8 @@ async function main(): Promise<number> {
 
 async function startMachines() {
   if (engine === "incus") return await startIncusEnvironment();
-  const environment = await startEnvironment({
-    ...{ engine, networkPolicies, dualStack: options["dual-stack"] },
-    // Two nodes would take the same folders of this host for theirs.
-    ...(options.plugins && { plugins: { directory: await kubeletFolders() }, nodes: 1 }),
-  });
+  const { hosts, "dual-stack": dualStack } = options;
+  const environment = await startEnvironment({ engine, networkPolicies, dualStack, hosts });
   if (options["dns-pods"]) await moveDnsIntoPods(environment.cluster, environment.registry);
   if (options.volumes) await startVolumes(environment.cluster, engine, [environment.backend.provider]);
   return environment;

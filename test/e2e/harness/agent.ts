@@ -60,6 +60,8 @@ export interface BackendOptions {
   engine?: Json;
   /** Merged over the configuration. */
   config?: Json;
+  /** A program, and what it takes before the command that it is to become. */
+  within?: readonly string[] | undefined;
 }
 
 export async function startBackend({
@@ -68,6 +70,7 @@ export async function startBackend({
   images = {},
   engine,
   config: more,
+  within,
 }: BackendOptions): Promise<BackendProcess> {
   const stateDir = join(sandbox.dir, name);
   await mkdir(stateDir, { recursive: true });
@@ -89,7 +92,7 @@ export async function startBackend({
     }),
   );
   const client = clientOf(url, { token });
-  const backend = restartable(sandbox, name, ["backend", "--config", config], () => client.get("/v1/info"));
+  const backend = restartable(sandbox, name, ["backend", "--config", config], () => client.get("/v1/info"), { within });
   await backend.start();
   return Object.assign(backend, {
     url,
@@ -226,10 +229,12 @@ export function restartable(
     env,
     main = program,
     nodeFlags = [],
+    within = [],
   }: {
     env?: NodeJS.ProcessEnv | undefined;
     main?: string | undefined;
     nodeFlags?: readonly string[] | undefined;
+    within?: readonly string[] | undefined;
   } = {},
 ): RestartableProcess {
   let child: ManagedProcess | undefined;
@@ -238,7 +243,8 @@ export function restartable(
     return child;
   };
   const start = async () => {
-    child = sandbox.spawn(name, process.execPath, [...nodeFlags, main, ...args], env && { env });
+    const [command = process.execPath, ...rest] = [...within, process.execPath, ...nodeFlags, main, ...args];
+    child = sandbox.spawn(name, command, rest, env && { env });
     const ready = new AbortController();
     try {
       await Promise.race([

@@ -80,6 +80,14 @@ describe("a request", () => {
     );
   });
 
+  test("for the metadata of a collection's objects asks for those of a list", async () => {
+    const server = await serve();
+    await connect(server).request({ ...get(), method: "DELETE", metadataOnly: "list" });
+    expect(server.received[0]!.headers.accept).toBe(
+      "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json",
+    );
+  });
+
   test("carries query, body, content type, version and credentials", async () => {
     const server = await serve();
     const kube = connect(server, { user: { token: "secret" }, version: "9.9.9" });

@@ -11,14 +11,17 @@ const { signal } = new AbortController();
 function setup(...drivers: string[]) {
   const kube = new ScriptedKube();
   const clock = new VirtualClock();
-  const api = { drivers, fault: undefined as Error | undefined };
+  const api = { drivers, fault: undefined as Error | undefined, faultOf: undefined as string | undefined };
   const asked: string[] = [];
-  kube.answer = ({ method, path, query = {} }: KubeRequest) => {
+  kube.answer = ({ method, path, query = {}, metadataOnly }: KubeRequest) => {
     expect(path).toBe("/apis/resource.k8s.io/v1/resourceslices");
     asked.push(`${method} ${query["fieldSelector"]}`);
     if (api.fault) throw api.fault;
     if (method === "GET") return { items: api.drivers.map((driver) => ({ spec: { driver } })) };
+    // Otherwise an API server removes them, and answers that it cannot say so.
+    expect(metadataOnly).toBe("list");
     const driver = /spec\.driver=(.*)$/.exec(String(query["fieldSelector"]))![1];
+    if (driver === api.faultOf) throw apiError(500, "InternalError");
     api.drivers = api.drivers.filter((each) => each !== driver);
     return {};
   };
@@ -64,6 +67,16 @@ test("while it is not known which drivers there are, nothing is asked or removed
   await clean(["gpu.example.com"]);
   await clean(undefined, 60_000);
   expect(await clean(["gpu.example.com"])).toEqual(["gpu.example.com"]);
+});
+
+test("a driver whose slices cannot be removed keeps no other's from it", async () => {
+  const { api, clean } = setup("broken.example.com", "gpu.example.com");
+  api.faultOf = "broken.example.com";
+  await clean([]);
+  await clean([], 30_000);
+  expect(await clean([], 1_000)).toEqual(["broken.example.com"]);
+  api.faultOf = undefined;
+  expect(await clean([], 1_000)).toEqual([]);
 });
 
 test("a node with its drivers asks for nothing", async () => {
