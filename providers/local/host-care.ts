@@ -46,7 +46,7 @@ interface HostCareOptions {
     | {
         devices: { counts(): { name: string; total: number; healthy: number }[] };
         csi: { drivers(): NonNullable<ProviderCapacity["csi_drivers"]> };
-        claims: { drivers(): string[] };
+        claims: { toldDrivers(): string[] };
       }
     | undefined;
   /** Absent: nothing is evicted. */
@@ -130,7 +130,7 @@ export class HostCare {
     const capacity = own && {
       ...own,
       ...(drivers.length > 0 && { csi_drivers: drivers }),
-      ...(plugins && { resource_drivers: plugins.claims.drivers() }),
+      ...(plugins && { resource_drivers: plugins.claims.toldDrivers() }),
     };
     if (capacity === undefined || devices.length === 0) return capacity;
     const { allocatable, total } = capacity;

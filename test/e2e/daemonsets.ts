@@ -6,6 +6,7 @@
  */
 import { existsSync } from "node:fs";
 import { chmod, mkdir, mkdtemp, readdir, readFile, rm } from "node:fs/promises";
+import { isIPv6 } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { parseAllDocuments } from "yaml";
@@ -17,7 +18,15 @@ import {
   type Environment,
 } from "../conformance/kubernetes/environment.ts";
 import { hostPrograms, programImage } from "../conformance/kubernetes/images.ts";
-import { hostAddress, hostAddresses, isInside, runInside, setUp } from "../conformance/kubernetes/namespaces.ts";
+import {
+  hostAddress,
+  hostAddresses,
+  isInside,
+  runInside,
+  serviceCidr,
+  serviceIpv6Cidr,
+  setUp,
+} from "../conformance/kubernetes/namespaces.ts";
 import { busyboxImage, type TarEntry, type TestImage } from "../support/registry.ts";
 import { buildKubeProxy, buildKubeRouter, buildNodeExporter } from "./harness/build.ts";
 import type { Json } from "./harness/client.ts";
@@ -115,7 +124,7 @@ const steps: Steps<World> = {
     });
   },
 
-  "kube-router, as docs/operate.md has it, holds the node's pods to NetworkPolicies": async ({
+  "kube-router, as docs/operate.md has it, holds the node's pods to NetworkPolicies in both families": async ({
     environment,
     kubectl,
   }) => {
@@ -127,22 +136,17 @@ const steps: Steps<World> = {
     await apply(kubectl, [guarded, ...(await kubeRouter(host))]);
     await rolledOut(kubectl, "kube-system", "kube-router");
     await kubectl.run(["wait", "pod/guarded", "--for=condition=Ready", `--timeout=${READY_MS}ms`]);
-    const { podIP } = JSON.parse(await kubectl.run(["get", "pod", "guarded", "-o", "json"])).status;
-    const isReached = (wanted: boolean) =>
-      waitFor({ what: wanted ? "the pod to be reached" : "the pod to be kept", timeoutMs: READY_MS }, async () => {
-        const { stdout } = await kubectl.try([
-          "exec",
-          "client",
-          "--",
-          "timeout",
-          "3",
-          "wget",
-          "-qO-",
-          `http://${podIP}:8080/`,
-        ]);
-        must((stdout === "open\n") === wanted, stdout);
+    const { podIPs } = JSON.parse(await kubectl.run(["get", "pod", "guarded", "-o", "json"])).status;
+    const [first, second] = podIPs.map(({ ip }: Json) => (isIPv6(ip) ? `[${ip}]` : ip));
+    const isReached = (wanted: boolean, when: string) =>
+      waitFor({ what: `the pod to be ${wanted ? "reached" : "kept"} ${when}`, timeoutMs: READY_MS }, async () => {
+        for (const address of [first, second]) {
+          const get = ["timeout", "3", "wget", "-qO-", `http://${address}:8080/`];
+          const { stdout } = await kubectl.try(["exec", "client", "--", ...get]);
+          must((stdout === "open\n") === wanted, `${address}: ${stdout} ${(await runCommand("sh", ["-c", "ip6tables-save; ip -6 neigh; sysctl net.bridge 2>&1; nft list ruleset | head -150"])).stdout}`);
+        }
       });
-    await isReached(true);
+    await isReached(true, "without a policy");
     const policy = (name: string, ingress: Json[]): Json => ({
       apiVersion: "networking.k8s.io/v1",
       kind: "NetworkPolicy",
@@ -150,14 +154,14 @@ const steps: Steps<World> = {
       spec: { podSelector: { matchLabels: { app: "guarded" } }, policyTypes: ["Ingress"], ingress },
     });
     await apply(kubectl, [policy("closed", [])]);
-    await isReached(false);
+    await isReached(false, "by a policy");
     await kubectl.run(["label", "pod", "client", "role=friend"]);
     await apply(kubectl, [policy("friends", [{ from: [{ podSelector: { matchLabels: { role: "friend" } } }] }])]);
-    await isReached(true);
+    await isReached(true, "by a label");
     await kubectl.run(["label", "pod", "client", "role-"]);
-    await isReached(false);
+    await isReached(false, "without the label");
     await kubectl.run(["delete", "networkpolicy", "closed", "friends"]);
-    await isReached(true);
+    await isReached(true, "without policies");
   },
 
   "none of this is had in another namespace": async ({ environment, kubectl }) => {
@@ -227,11 +231,15 @@ export async function kubeRouterRights(): Promise<Json[]> {
   return (await kubeRouterItems()).filter(({ kind }) => kind !== "DaemonSet");
 }
 
-/** On one of both nodes only, with its image made here. */
+/** On one of both nodes only, with its image made here, and what docs/operate.md says of a cluster of two families. */
 async function kubeRouter(registry: string): Promise<Json[]> {
   const items = await kubeRouterItems();
   const { spec } = items.find(({ kind }) => kind === "DaemonSet")!.spec.template;
   spec.containers[0].image = `${registry}/kube-router:1`;
+  spec.containers[0].args = [
+    ...spec.containers[0].args.filter((each: string) => !each.startsWith("--service-cluster-ip-range=")),
+    ...["--enable-ipv6=true", `--service-cluster-ip-range=${serviceCidr},${serviceIpv6Cidr}`],
+  ];
   spec.nodeSelector = { "kubernetes.io/hostname": nodeNames[0] };
   return items;
 }
@@ -368,10 +376,8 @@ export async function kubeRouterImage(): Promise<TestImage> {
   const triple = { x64: "x86_64", arm64: "aarch64" }[process.arch as string] ?? process.arch;
   const extensions = join("usr/lib", `${triple}-linux-gnu`, "xtables");
   const router = { path: "kube-router", content: await readFile(await buildKubeRouter()), mode: 0o755 };
-  const entries: TarEntry[] = [
-    router,
-    ...(await hostPrograms(["iptables", "iptables-save", "iptables-restore", "ipset", "ip"])),
-  ];
+  const families = ["iptables", "ip6tables"].flatMap((each) => [each, `${each}-save`, `${each}-restore`]);
+  const entries: TarEntry[] = [router, ...(await hostPrograms([...families, "ipset", "ip"]))];
   entries.push({ path: extensions, type: "directory", mode: 0o755 });
   entries.push({ path: "etc/iproute2", type: "directory", mode: 0o755 });
   entries.push({
@@ -409,6 +415,7 @@ async function main(): Promise<number> {
   await using environment = await startEnvironment({
     engine: "cri",
     kubeProxy: false,
+    dualStack: true,
     host: { namespaces: ["kube-system", "monitoring", "logging"], podLogs: join(logs, "pods") },
   });
   await pushImages(environment);

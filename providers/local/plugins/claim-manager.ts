@@ -32,6 +32,8 @@ interface ClaimManagerOptions {
 /** Drivers of this host, and plugins of one driver (an old one and its successor). */
 const MAX_DRIVERS = 64;
 const MAX_PLUGINS = 8;
+/** Twice as long as an agent takes from one look to the next. */
+const TOLD_MS = 20_000;
 /** After the end of a plugin's reports. */
 const REPORT_RETRY_MS = 5_000;
 /** A kubelet hears of it at once; nothing is done about it for half a minute, either. */
@@ -46,6 +48,8 @@ interface Registered {
 
 export class ClaimManager implements ClaimSource {
   readonly #options: ClaimManagerOptions;
+  /** On the monotonic clock; what is older than TOLD_MS goes with the next look. */
+  readonly #registeredAt = new Map<string, number>();
   /** By driver, the newest last. */
   readonly #drivers = new Map<string, Registered[]>();
   /** By claim, what is being done with it. */
@@ -68,6 +72,16 @@ export class ClaimManager implements ClaimSource {
   }
 
   /**
+   * The same and, for a while after they have registered, those that have gone since: an agent looks now and then, and
+   * removes the ResourceSlices of what it has seen and sees no more.
+   */
+  toldDrivers(): string[] {
+    const now = this.#options.clock.monotonic();
+    for (const [driver, at] of this.#registeredAt) if (now - at >= TOLD_MS) this.#registeredAt.delete(driver);
+    return [...new Set([...this.drivers(), ...this.#registeredAt.keys()])];
+  }
+
+  /**
    * Takes the plugin at a socket as one of this driver's.
    * @param services by which it is spoken with
    * @returns has it not asked any more
@@ -83,6 +97,7 @@ export class ClaimManager implements ClaimSource {
     // One that was killed has left its socket, and so would stay here: the oldest make room.
     for (const { api } of known.slice(0, 1 - MAX_PLUGINS)) api.close();
     this.#drivers.set(driver, [...known.slice(1 - MAX_PLUGINS), registered]);
+    if (this.#registeredAt.size < MAX_DRIVERS) this.#registeredAt.set(driver, this.#options.clock.monotonic());
     this.#options.logger.info({ driver, socket }, "A DRA driver's plugin has registered");
     if (services.health !== undefined) void this.#listen(driver, registered);
     void this.#lookAfter(driver, registered);

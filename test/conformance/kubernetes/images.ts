@@ -15,6 +15,7 @@ import {
   buildAgnhost,
   buildHostsDns,
   buildEtcd,
+  buildHelloPopulator,
   buildKubernetesSuite,
   buildNonewprivs,
   buildRegression74839,
@@ -38,8 +39,11 @@ export const suitePrograms = [
   buildPause,
 ] as const;
 
-/** What `untagged` tests want besides. */
+/** What tests want besides that are tagged neither [Conformance] nor [NodeConformance]. */
 export const untaggedPrograms = [buildRegression74839, buildSocketProxy] as const;
+
+/** What those of storage want besides. */
+export const storagePrograms = [buildHelloPopulator] as const;
 
 const SOURCES = "registry.k8s.io";
 
@@ -60,20 +64,20 @@ export function repositoryList(host: string): Record<string, string> {
  * Makes and pushes those of the images that can be made here.
  *
  * @param names as `e2e.test --list-images` prints them
- * @param untagged also those that only tests name which are tagged neither [Conformance] nor [NodeConformance]
+ * @param besides recipes of images that only some tests name
  * @returns the names that were pushed
  */
 export async function pushImages(
   registry: TestRegistry,
   names: readonly string[],
-  { untagged = false } = {},
+  besides: Recipes = {},
 ): Promise<string[]> {
   const made = new Map<string, Promise<TestImage>>();
   const pushed: string[] = [];
   for (const name of names) {
     const path = name.slice(name.indexOf("/") + 1);
     const program = basename(path).replace(/:.*$/, "");
-    const make = RECIPES[program] ?? (untagged ? UNTAGGED_RECIPES[program] : undefined);
+    const make = RECIPES[program] ?? besides[program];
     if (!make || !(name.startsWith(`${registry.host}/`) || name.startsWith(`${SOURCES}/`))) continue;
     const image = made.get(program) ?? make();
     made.set(program, image);
@@ -89,7 +93,9 @@ export async function pushImages(
  */
 const networkPrograms = ["dig", "nc", "iperf", "wget"].filter((name) => findTool(name) !== undefined);
 
-const RECIPES: Readonly<Record<string, () => Promise<TestImage>>> = {
+type Recipes = Readonly<Record<string, () => Promise<TestImage>>>;
+
+const RECIPES: Recipes = {
   agnhost: async () => agnhostImage({ Entrypoint: ["/agnhost"], Cmd: ["pause"] }),
   // Debian's busybox drops variables whose names are not identifiers; the image's own hands them on, as bash does. So a
   // pod that runs `sh` gets bash, and one that runs `/bin/sh`, the original's only one, gets busybox, whose messages
@@ -127,8 +133,13 @@ const RECIPES: Readonly<Record<string, () => Promise<TestImage>>> = {
     ),
 };
 
+/** Of tests of storage. */
+export const storageImages: Recipes = {
+  "hello-populator": () => programImage("hello-populator", buildHelloPopulator(), ["/hello-populator"]),
+};
+
 /** Of tests that are tagged neither way. */
-const UNTAGGED_RECIPES: typeof RECIPES = {
+export const untaggedImages: Recipes = {
   hostpathplugin: async () =>
     busyboxImage([
       ...users([]),

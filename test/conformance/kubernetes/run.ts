@@ -30,7 +30,7 @@ import { sidecarPrograms } from "../../e2e/volume-driver.ts";
 import { chosenEngine, parseEngine } from "../../support/engines.ts";
 import { moveDnsIntoPods } from "./cluster-dns.ts";
 import { environmentPrograms, hasHostAccess, startEnvironment } from "./environment.ts";
-import { pushImages, repositoryList, suitePrograms, untaggedPrograms } from "./images.ts";
+import { pushImages, repositoryList, suitePrograms, untaggedImages, untaggedPrograms } from "./images.ts";
 import { fetchGuestPackages, startIncusEnvironment } from "./incus-environment.ts";
 import { isInside, runInside, setUp } from "./namespaces.ts";
 import { startNodeSsh } from "./node-ssh.ts";
@@ -106,7 +106,7 @@ async function main(): Promise<number> {
   using ssh = options["node-ssh"] ? await startNodeSsh(environment.cluster.sandbox, environment.agents) : undefined;
   const repositories = join(reportDir, "repositories.yaml");
   await writeFile(repositories, stringify(repositoryList(environment.registry.host)));
-  const images = await pushImages(environment.registry, await listImages(repositories), { untagged });
+  const images = await pushImages(environment.registry, await listImages(repositories), untagged ? untaggedImages : {});
   console.log(`images: ${images.join(", ")}`);
 
   const wanted = specs.filter((spec) => leftOut(spec, host) === undefined);

@@ -24,7 +24,7 @@ import { kubernetesVersion } from "../../e2e/harness/build.ts";
 import { runCommand } from "../../e2e/harness/exec.ts";
 import { sidecarPrograms } from "../../e2e/volume-driver.ts";
 import { environmentPrograms, hasHostAccess, startEnvironment } from "./environment.ts";
-import { pushImages, repositoryList, suitePrograms } from "./images.ts";
+import { pushImages, repositoryList, storageImages, storagePrograms, suitePrograms } from "./images.ts";
 import { fetchGuestPackages, startIncusEnvironment } from "./incus-environment.ts";
 import { isInside, runInside, setUp } from "./namespaces.ts";
 import { startNodeSsh } from "./node-ssh.ts";
@@ -72,6 +72,7 @@ if (options.table) {
         ...environmentPrograms,
         ...suitePrograms,
         ...sidecarPrograms,
+        ...storagePrograms,
         ...(engine === "incus" ? [fetchGuestPackages] : []),
       ]);
 
@@ -98,7 +99,7 @@ async function main(): Promise<number> {
   using ssh = options["node-ssh"] ? await startNodeSsh(cluster.sandbox, environment.agents) : undefined;
   const repositories = join(reportDir, "repositories.yaml");
   await writeFile(repositories, stringify(repositoryList(registry.host)));
-  await pushImages(registry, await listImages(repositories));
+  await pushImages(registry, await listImages(repositories), storageImages);
   const groups = new Map(specs.map(({ name, group }) => [name, group]));
   const resultsSoFar = (of: readonly Spec[], reports: readonly GinkgoReport[]) => {
     const told = toldOf(of, reports, { isCut: abort.signal.aborted, nameOf: (each) => storageSpecOf(each)?.name });

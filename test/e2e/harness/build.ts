@@ -221,6 +221,12 @@ export function buildSnapshotController(): Promise<string> {
   return buildProgram("snapshot-controller", csiSidecarsModule, target);
 }
 
+/** The CSI project's example of a populator, which writes what a `Hello` says to volumes whose claims name it. */
+export function buildHelloPopulator(): Promise<string> {
+  const target = "github.com/kubernetes-csi/lib-volume-populator/example/hello-populator";
+  return buildProgram("hello-populator", csiSidecarsModule, target);
+}
+
 /** Without symbols. @param sources of the module itself that it is made of */
 function buildProgram(name: string, module: string, target: string, sources: readonly string[] = []): Promise<string> {
   return buildGo({ name, module, sources, args: ["build", "-trimpath", "-ldflags", "-s -w"], target });
@@ -349,6 +355,7 @@ if (process.argv[1] !== undefined && basename(process.argv[1]) === "build.ts") {
     "csi-resizer": buildCsiResizer,
     "csi-snapshotter": buildCsiSnapshotter,
     "snapshot-controller": buildSnapshotController,
+    "hello-populator": buildHelloPopulator,
   };
   for (const name of process.argv.slice(2)) {
     const build = builds[name];

@@ -404,6 +404,15 @@ describe("a driver", () => {
     expect(world.claims.drivers()).toEqual([DRIVER]);
   });
 
+  test("that was there for a moment is told of for as long as an agent may look away", async () => {
+    const { world, forget } = await worldWith(DRIVER);
+    await world.advance(4_000);
+    forget();
+    expect([world.claims.drivers(), world.claims.toldDrivers()]).toEqual([[], [DRIVER]]);
+    await world.advance(16_000);
+    expect(world.claims.toldDrivers()).toEqual([]);
+  });
+
   test("has the plugin asked that is there, in place of a newer one that was killed", async () => {
     const [old, next] = [new FakeDriver(), new FakeDriver()];
     const world = await World.create((made) => {
