@@ -114,7 +114,7 @@ export async function startEnvironment({
     await registry.stop();
   };
   try {
-    cluster = await startSuiteCluster({ dualStack });
+    cluster = await startSuiteCluster({ dualStack, olderClaims: hosts });
     const ranges = dualStack ? `${machineCidr},${machineIpv6Cidr}` : machineCidr;
     const apiPort = portOf(cluster);
     const { sandbox } = cluster;
@@ -166,7 +166,8 @@ export function startSuiteRegistry(): Promise<TestRegistry> {
   return startRegistry({ port: registryPort });
 }
 
-export function startSuiteCluster({ dualStack = false } = {}): Promise<Cluster> {
+/** @param olderClaims whether the API server has the versions of ResourceClaims that are off by default now */
+export function startSuiteCluster({ dualStack = false, olderClaims = false } = {}): Promise<Cluster> {
   return startCluster({
     apiServerFlags: [
       "--bind-address=0.0.0.0",
@@ -174,6 +175,7 @@ export function startSuiteCluster({ dualStack = false } = {}): Promise<Cluster> 
       "--endpoint-reconciler-type=lease",
       // Inside the cluster, the certificate is good for the Service's name, not for the host's address.
       "--service-account-jwks-uri=https://kubernetes.default.svc/openid/v1/jwks",
+      ...(olderClaims ? ["--runtime-config=resource.k8s.io/v1beta1=true,resource.k8s.io/v1beta2=true"] : []),
       ...(dualStack ? [`--service-cluster-ip-range=${serviceCidr},${serviceIpv6Cidr}`] : []),
     ],
   });
