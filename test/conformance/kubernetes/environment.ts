@@ -19,6 +19,7 @@ import { missingForContainerd } from "../../support/containerd.ts";
 import { type ContainerEngine, engineOnThisHost } from "../../support/engines.ts";
 import { startRegistry, type TestRegistry } from "../../support/registry.ts";
 import { clusterDomain, dnsAddress, startDns } from "./cluster-dns.ts";
+import type { HostFacts } from "./specs.ts";
 import { hostAddress, hostAddresses, hostIpv6Addresses, serviceCidr, serviceIpv6Cidr } from "./namespaces.ts";
 
 export const nodeNames = ["node-a", "node-b"] as const;
@@ -40,6 +41,11 @@ const HOST_ENGINES: readonly ContainerEngine[] = ["cri", "oci"];
 /** Whether an engine gives pods the host, where its owner lets it. */
 export function hasHostAccess(engine: ContainerEngine): boolean {
   return HOST_ENGINES.includes(engine);
+}
+
+/** What tests may ask of the engine. */
+export function engineFacts(engine: ContainerEngine | "incus"): Pick<HostFacts, "hostAccess" | "podResize"> {
+  return { hostAccess: engine !== "incus" && hasHostAccess(engine), podResize: engine !== "vm" };
 }
 
 /** Whatever the nodes' machines are. */

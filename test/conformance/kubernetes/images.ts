@@ -20,6 +20,7 @@ import {
   buildNonewprivs,
   buildRegression74839,
   buildSampleApiServer,
+  buildSampleDevicePlugin,
   buildSocketProxy,
   kubernetesSource,
 } from "../../e2e/harness/build.ts";
@@ -40,7 +41,7 @@ export const suitePrograms = [
 ] as const;
 
 /** What tests want besides that are tagged neither [Conformance] nor [NodeConformance]. */
-export const untaggedPrograms = [buildRegression74839, buildSocketProxy] as const;
+export const untaggedPrograms = [buildRegression74839, buildSampleDevicePlugin, buildSocketProxy] as const;
 
 /** What those of storage want besides. */
 export const storagePrograms = [buildHelloPopulator] as const;
@@ -146,6 +147,8 @@ export const untaggedImages: Recipes = {
       { path: "hostpathplugin", content: await readFile(await buildSocketProxy()), mode: 0o755 },
     ]),
   "distroless-iptables": async () => busyboxImage(await hostPrograms(["conntrack"])),
+  "sample-device-plugin": () =>
+    programImage("sampledeviceplugin", buildSampleDevicePlugin(), ["/sampledeviceplugin", "-alsologtostderr"]),
   "regression-issue-74839": () =>
     programImage("regression-issue-74839", buildRegression74839(), ["/regression-issue-74839"]),
 };

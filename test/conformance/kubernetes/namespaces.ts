@@ -60,7 +60,7 @@ export async function runInside(made: readonly (() => Promise<unknown>)[]): Prom
 }
 
 /** To be called once, inside: /sys of this network, an empty folder of network namespaces, and an address for the host. */
-export async function setUp(): Promise<Omit<HostFacts, "hostAccess">> {
+export async function setUp(): Promise<Omit<HostFacts, "hostAccess" | "podResize">> {
   const cgroups = "/mnt";
   await runCommand("mount", ["--rbind", "/sys/fs/cgroup", cgroups]);
   await runCommand("mount", ["-t", "sysfs", "sysfs", "/sys"]);

@@ -29,7 +29,7 @@ import { buildKubeRouter, kubernetesVersion } from "../../e2e/harness/build.ts";
 import { sidecarPrograms } from "../../e2e/volume-driver.ts";
 import { chosenEngine, parseEngine } from "../../support/engines.ts";
 import { moveDnsIntoPods } from "./cluster-dns.ts";
-import { environmentPrograms, hasHostAccess, startEnvironment } from "./environment.ts";
+import { engineFacts, environmentPrograms, startEnvironment } from "./environment.ts";
 import { pushImages, repositoryList, suitePrograms, untaggedImages, untaggedPrograms } from "./images.ts";
 import { fetchGuestPackages, startIncusEnvironment } from "./incus-environment.ts";
 import { isInside, runInside, setUp } from "./namespaces.ts";
@@ -64,7 +64,6 @@ const SUITE_FILE = "specs.json";
 /** What a table takes a host to have, that names what is not left out by design. */
 const ANY_HOST = { dummyLinks: true, oomScores: true, sctp: true, selinux: true, nfs: true };
 const engine = options.engine === "incus" ? "incus" : parseEngine(options.engine);
-const hostAccess = engine !== "incus" && hasHostAccess(engine);
 /** Where `--within` looks up how long a test takes, whatever the engine: the whole suite is run on engine oci. */
 const knownResults = join(import.meta.dirname, "../RESULTS.md");
 const { untagged, "network-policies": networkPolicies } = options;
@@ -80,7 +79,7 @@ if (options.table) {
   await writeTable([], await suiteReport(join(await mkdtemp(join(tmpdir(), "vmlet-conformance-table-")), SUITE_FILE)));
 } else if (options.list) {
   for (const spec of await chosen(await mkdtemp(join(tmpdir(), "vmlet-conformance-list-"))))
-    console.log(`${spec.group}\t${leftOut(spec, { ...ANY_HOST, hostAccess }) ? "-" : "+"}\t${spec.name}`);
+    console.log(`${spec.group}\t${leftOut(spec, { ...ANY_HOST, ...engineFacts(engine) }) ? "-" : "+"}\t${spec.name}`);
 } else if (isInside()) {
   process.exitCode = await main();
 } else {
@@ -98,7 +97,7 @@ async function main(): Promise<number> {
   console.log(`logs: ${reportDir}`);
   const specs = await chosen(reportDir);
   const suite = await readReport(join(reportDir, SUITE_FILE));
-  const host = { ...(await setUp()), hostAccess };
+  const host = { ...(await setUp()), ...engineFacts(engine) };
   const abort = new AbortController();
   process.once("SIGINT", () => abort.abort());
   await using environment = await startMachines();
@@ -143,7 +142,7 @@ async function startMachines() {
 
 async function writeTable(newer: readonly Result[], report: GinkgoReport): Promise<void> {
   const suite = suiteOf(report, { untagged });
-  const host = { ...ANY_HOST, hostAccess };
+  const host = { ...ANY_HOST, ...engineFacts(engine) };
   const all = complete(merge(await lastResults(resultsFile), newer), { ...suite, host });
   await writeFile(
     resultsFile,

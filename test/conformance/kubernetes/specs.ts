@@ -156,6 +156,8 @@ export interface HostFacts {
   nfs: boolean;
   /** The engine gives pods the host's network and files, where its owner lets it. */
   hostAccess: boolean;
+  /** The engine changes a pod's own resources in place (capability `resize_machine`). */
+  podResize: boolean;
 }
 
 /** Of a pod of class Guaranteed, those in which the policy of what changes is a restart. */
@@ -219,6 +221,12 @@ const LEFT_OUT: readonly { pattern: RegExp; fact?: keyof HostFacts; reason: stri
     pattern: /Granular Checks: Pods should function for node-pod communication/,
     fact: "hostAccess",
     reason: "its client is a pod with hostNetwork: a machine has a network of its own, and never the node's",
+  },
+  {
+    pattern: /^\[sig-node\] PLR Pod InPlace Resize/,
+    fact: "podResize",
+    reason:
+      "changes a pod's own resources in place, and reads its control group by its UID: here they are the size of its VM, which it keeps",
   },
   {
     pattern: GUARANTEED_RESTART,

@@ -23,7 +23,7 @@ import { stringify } from "yaml";
 import { kubernetesVersion } from "../../e2e/harness/build.ts";
 import { runCommand } from "../../e2e/harness/exec.ts";
 import { sidecarPrograms } from "../../e2e/volume-driver.ts";
-import { environmentPrograms, hasHostAccess, startEnvironment } from "./environment.ts";
+import { engineFacts, environmentPrograms, startEnvironment } from "./environment.ts";
 import { pushImages, repositoryList, storageImages, storagePrograms, suitePrograms } from "./images.ts";
 import { fetchGuestPackages, startIncusEnvironment } from "./incus-environment.ts";
 import { isInside, runInside, setUp } from "./namespaces.ts";
@@ -80,7 +80,7 @@ async function main(): Promise<number> {
   const reportDir = await mkdtemp(join(tmpdir(), "vmlet-storage-"));
   console.log(`logs: ${reportDir}`);
   const { specs, suite, driverFile } = await chosen(reportDir);
-  const host = { ...(await setUp()), hostAccess: engine !== "incus" && hasHostAccess(engine!) };
+  const host = { ...(await setUp()), ...engineFacts(engine!) };
   if (options.tmpfs !== undefined) {
     await runCommand("mount", ["-t", "tmpfs", "-o", `size=${options.tmpfs}`, "tmpfs", MEMORY]);
     const [image, disk] = [join(MEMORY, "disk.img"), join(MEMORY, "disk")];

@@ -37,7 +37,15 @@ function specReport(over: Partial<SpecReport> = {}): SpecReport {
   };
 }
 
-const HOST = { dummyLinks: true, oomScores: true, sctp: true, selinux: true, nfs: true, hostAccess: true };
+const HOST = {
+  dummyLinks: true,
+  oomScores: true,
+  sctp: true,
+  selinux: true,
+  nfs: true,
+  hostAccess: true,
+  podResize: true,
+};
 
 const spec = selectSpecs([{ SpecReports: [specReport()] }])[0]!;
 const result: Result = {
@@ -86,6 +94,12 @@ test("A test that starts a pod on the node's network is left out where the engin
   const etcHosts = { ...spec, name: "[sig-node] KubeletManagedEtcHosts should test kubelet managed /etc/hosts file" };
   expect(leftOut(etcHosts, { ...HOST, hostAccess: false })).toContain("hostNetwork");
   expect(leftOut(etcHosts, HOST)).toBeUndefined();
+});
+
+test("A test that changes a pod's own resources is left out where its VM keeps its size", () => {
+  const resize = { ...spec, name: "[sig-node] PLR Pod InPlace Resize burstable pods - pod-level cpu" };
+  expect(leftOut(resize, { ...HOST, podResize: false })).toContain("size of its VM");
+  expect(leftOut(resize, HOST)).toBeUndefined();
 });
 
 test("A test of something that the kernel lacks is left out only where it lacks it", () => {
