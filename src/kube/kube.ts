@@ -18,8 +18,8 @@ export interface KubeRequest {
   contentType?: string;
   /**
    * Of the object in the reply only its metadata is wanted. A server that can leaves out the rest: its `kind` is
-   * `PartialObjectMetadata` then. It may send the whole object all the same. Of a collection that is a `list`: asked for
-   * an object's, a server does what it is told, and answers 406.
+   * `PartialObjectMetadata` then. It may send the whole object all the same. Of a collection that is a `list`: asked
+   * for an object's, a server does what it is told, and answers 406.
    */
   metadataOnly?: boolean | "list";
   signal: AbortSignal;

@@ -1,7 +1,7 @@
 /**
- * What DRA drivers say of the health of their devices (dra-health v1 and v1alpha1), as a kubelet keeps it (cm/dra/healthinfo.go): by
- * driver, pool and device, and of no use any more when it was not said again in time. Nothing of it is written down:
- * drivers say it all again.
+ * What DRA drivers say of the health of their devices (dra-health v1 and v1alpha1), as a kubelet keeps it
+ * (cm/dra/healthinfo.go): by driver, pool and device, and of no use any more when it was not said again in time.
+ * Nothing of it is written down: drivers say it all again.
  */
 import type { Clock } from "../../../src/provider/kit/index.ts";
 import type { ToldHealth } from "../claims.ts";

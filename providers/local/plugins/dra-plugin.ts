@@ -22,7 +22,7 @@ export interface DraServices {
   health?: DraHealthService | undefined;
 }
 
-/** kubelet: dra_plugin.go, servicesSupportedByKubelet; the newest first, of which the first is taken that a plugin has. */
+/** kubelet: dra_plugin.go, servicesSupportedByKubelet. The newest first: the first is taken that a plugin has. */
 export const DRA_SERVICES = ["v1.DRAPlugin", "v1beta1.DRAPlugin"] as const;
 export const DRA_HEALTH_SERVICES = ["v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"] as const;
 type DraService = (typeof DRA_SERVICES)[number];

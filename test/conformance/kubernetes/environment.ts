@@ -14,6 +14,7 @@ import {
 import { buildControlPlane, buildCoreDns, buildKubeProxy, buildKubeRouter } from "../../e2e/harness/build.ts";
 import type { Json } from "../../e2e/harness/client.ts";
 import { startCluster, type Cluster } from "../../e2e/harness/cluster.ts";
+import type { Sandbox } from "../../e2e/harness/processes.ts";
 import { must, waitFor } from "../../e2e/harness/wait.ts";
 import { missingForContainerd } from "../../support/containerd.ts";
 import { type ContainerEngine, engineOnThisHost } from "../../support/engines.ts";
@@ -129,14 +130,7 @@ export async function startEnvironment({
         sandbox,
         ...more,
         engine: {
-          type: engine,
-          // Every container of a VM is alone with its kernel: there is nothing to allow.
-          ...(engine === "vm" ? {} : { allowPrivileged: true }),
-          ...(hasHostAccess(engine) ? { host } : {}),
-          // What the suite takes each runtime to have besides its own: `PreconfiguredRuntimeClassHandler`.
-          ...(engine === "cri" && { runtimes: { "test-handler": "io.containerd.runc.v2" } }),
-          ...(plugins !== undefined && { plugins }),
-          ...(hosts && { plugins: { directory: KUBELET_FOLDER } }),
+          ...optionsOf(engine, { host, plugins: hosts ? { directory: KUBELET_FOLDER } : plugins }),
           // Its network is this run's alone, its name is claimed of the whole host.
           network: {
             bridge: `vc${randomBytes(3).toString("hex")}`,
@@ -146,17 +140,9 @@ export async function startEnvironment({
           images: { parallelPulls: 4, insecureRegistries: [registry.host, podRegistry] },
         },
       });
-    if (hosts)
+    if (hosts || zones)
       for (const [index, nodeName] of nodeNames.entries())
-        backends.push(
-          await newBackend(machineCidrs[index]!, {
-            name: `backend-${nodeName}`,
-            within: await withFolders(join(sandbox.dir, `host-${nodeName}`)),
-          }),
-        );
-    else if (zones)
-      for (const [index, zone] of nodeNames.entries())
-        backends.push(await newBackend(machineCidrs[index]!, { name: `backend-${zone}`, config: { zone } }));
+        backends.push(await newBackend(machineCidrs[index]!, await ofNode(nodeName, { hosts, sandbox })));
     else backends.push(await newBackend(ranges));
     const providers = backends.map(({ provider }) => provider);
     const started = await startNodes(cluster, { providers, cidr: ranges, nodes, node, kubeProxy });
@@ -275,6 +261,28 @@ async function startFirewall({ sandbox, userKubeconfig }: Cluster): Promise<void
     `--service-cluster-ip-range=${serviceCidr}`,
     "--v=1",
   ]);
+}
+
+/** What a backend's `engine` has for the suite, whatever else it has. */
+function optionsOf(engine: ContainerEngine, { host, plugins }: Pick<EnvironmentOptions, "host" | "plugins">): Json {
+  return {
+    type: engine,
+    // Every container of a VM is alone with its kernel: there is nothing to allow.
+    ...(engine !== "vm" && { allowPrivileged: true }),
+    ...(hasHostAccess(engine) && { host }),
+    ...(plugins !== undefined && { plugins }),
+    // What the suite takes each runtime to have besides its own: `PreconfiguredRuntimeClassHandler`.
+    ...(engine === "cri" && { runtimes: { "test-handler": "io.containerd.runc.v2" } }),
+  };
+}
+
+/** What the backend of a node has that is its own: it is a host, or a zone. */
+async function ofNode(
+  name: string,
+  { hosts, sandbox }: { hosts: boolean; sandbox: Sandbox },
+): Promise<Partial<BackendOptions>> {
+  const own = hosts ? { within: await withFolders(join(sandbox.dir, `host-${name}`)) } : { config: { zone: name } };
+  return { name: `backend-${name}`, ...own };
 }
 
 /** What becomes a program that has these folders below `dir`. */

@@ -1,7 +1,7 @@
 /** The runtimes of a containerd of the backend's own, which RuntimeClasses name by their handlers. */
 import { findTool } from "../../host/command.ts";
 
-export interface ContainerdRuntime {
+interface ContainerdRuntime {
   /** That of RuntimeClasses. */
   handler: string;
   /** As containerd has it: `io.containerd.NAME.VERSION`. */

@@ -99,8 +99,8 @@ export class Vm {
   }
 
   /**
-   * The network of a VM that is yet to be started. When it fails or the backend ends meanwhile, `destroyVm` removes what
-   * there is.
+   * The network of a VM that is yet to be started. When it fails or the backend ends meanwhile, `destroyVm` removes
+   * what there is.
    * @param spec of its machine, where it is made for one
    */
   static async attach(context: VmContext, key: string, signal: AbortSignal, spec?: MachineSpec): Promise<VmAttachment> {
