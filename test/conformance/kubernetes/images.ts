@@ -149,8 +149,15 @@ export const untaggedImages: Recipes = {
       { path: "hostpathplugin", content: await readFile(await buildSocketProxy()), mode: 0o755 },
     ]),
   "distroless-iptables": async () => busyboxImage(await hostPrograms(["conntrack"])),
-  "sample-device-plugin": () =>
-    programImage("sampledeviceplugin", buildSampleDevicePlugin(), ["/sampledeviceplugin", "-alsologtostderr"]),
+  // Its devices are files in /tmp.
+  "sample-device-plugin": async () =>
+    busyboxImage(
+      [
+        { path: "tmp", type: "directory", mode: 0o1777 },
+        { path: "sampledeviceplugin", content: await readFile(await buildSampleDevicePlugin()), mode: 0o755 },
+      ],
+      { Entrypoint: ["/sampledeviceplugin", "-alsologtostderr"] },
+    ),
   "regression-issue-74839": () =>
     programImage("regression-issue-74839", buildRegression74839(), ["/regression-issue-74839"]),
 };
