@@ -2,6 +2,7 @@
 import { randomBytes } from "node:crypto";
 import { copyFile, mkdir, readdir, rmdir } from "node:fs/promises";
 import { join } from "node:path";
+import { cgroupVersion } from "../../../providers/local/bundle/cgroup.ts";
 import { machineHash } from "../../../providers/local/host/machine-hash.ts";
 import { unmountBelow } from "../../../providers/local/host/mounts.ts";
 import {
@@ -20,7 +21,7 @@ import { missingForContainerd } from "../../support/containerd.ts";
 import { type ContainerEngine, engineOnThisHost } from "../../support/engines.ts";
 import { startRegistry, type TestRegistry } from "../../support/registry.ts";
 import { clusterDomain, dnsAddress, startDns } from "./cluster-dns.ts";
-import type { HostFacts } from "./specs.ts";
+import type { EngineFacts } from "./specs.ts";
 import { hostAddress, hostAddresses, hostIpv6Addresses, serviceCidr, serviceIpv6Cidr } from "./namespaces.ts";
 
 export const nodeNames = ["node-a", "node-b"] as const;
@@ -45,8 +46,13 @@ export function hasHostAccess(engine: ContainerEngine): boolean {
 }
 
 /** What tests may ask of the engine. */
-export function engineFacts(engine: ContainerEngine | "incus"): Pick<HostFacts, "hostAccess" | "podResize"> {
-  return { hostAccess: engine !== "incus" && hasHostAccess(engine), podResize: engine !== "vm" };
+export function engineFacts(engine: ContainerEngine | "incus"): EngineFacts {
+  const isVm = engine === "vm";
+  return {
+    hostAccess: engine !== "incus" && hasHostAccess(engine),
+    podResize: !isVm,
+    cgroupV1: !isVm && cgroupVersion() === 1,
+  };
 }
 
 /** Whatever the nodes' machines are. */

@@ -7,7 +7,7 @@ import { once } from "node:events";
 import { existsSync } from "node:fs";
 import { mkdir, readFile, writeFile } from "node:fs/promises";
 import { runCommand, tryCommand } from "../../e2e/harness/exec.ts";
-import type { HostFacts } from "./specs.ts";
+import type { EngineFacts, HostFacts } from "./specs.ts";
 
 const INSIDE = "VMLET_CONFORMANCE_INSIDE";
 
@@ -60,7 +60,7 @@ export async function runInside(made: readonly (() => Promise<unknown>)[]): Prom
 }
 
 /** To be called once, inside: /sys of this network, an empty folder of network namespaces, and an address for the host. */
-export async function setUp(): Promise<Omit<HostFacts, "hostAccess" | "podResize">> {
+export async function setUp(): Promise<Omit<HostFacts, keyof EngineFacts>> {
   const cgroups = "/mnt";
   await runCommand("mount", ["--rbind", "/sys/fs/cgroup", cgroups]);
   await runCommand("mount", ["-t", "sysfs", "sysfs", "/sys"]);

@@ -158,7 +158,11 @@ export interface HostFacts {
   hostAccess: boolean;
   /** The engine changes a pod's own resources in place (capability `resize_machine`). */
   podResize: boolean;
+  /** Control groups of containers are of version 1. */
+  cgroupV1: boolean;
 }
+
+export type EngineFacts = Pick<HostFacts, "hostAccess" | "podResize" | "cgroupV1">;
 
 /** Of a pod of class Guaranteed, those in which the policy of what changes is a restart. */
 const GUARANTEED_RESTART =
@@ -227,6 +231,12 @@ const LEFT_OUT: readonly { pattern: RegExp; fact?: keyof HostFacts; reason: stri
     fact: "podResize",
     reason:
       "changes a pod's own resources in place, and reads its control group by its UID: here they are the size of its VM, which it keeps",
+  },
+  {
+    pattern: /should support resizing a non-sidecar init container/,
+    fact: "cgroupV1",
+    reason:
+      "asks the container that waits behind its init container which version control groups are of, and takes none for an answer as version 1",
   },
   {
     pattern: GUARANTEED_RESTART,

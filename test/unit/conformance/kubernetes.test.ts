@@ -45,6 +45,7 @@ const HOST = {
   nfs: true,
   hostAccess: true,
   podResize: true,
+  cgroupV1: true,
 };
 
 const spec = selectSpecs([{ SpecReports: [specReport()] }])[0]!;
