@@ -185,6 +185,11 @@ const LEFT_OUT: readonly { pattern: RegExp; fact?: keyof HostFacts; reason: stri
       "looks for links to devices below /var/lib/kubelet, where a kubelet has them: a backend keeps what it has of a machine in its own folder",
   },
   {
+    pattern: /deleted while the kubelet is down is usable by a new pod/,
+    fact: "hostAccess",
+    reason: "looks for the pod's mounts on the host of its node: a guest has them, and the host does not",
+  },
+  {
     pattern: /volume mounted to a pod that is force deleted while the kubelet is down/,
     reason:
       "looks after half a minute: a machine whose pod went while no agent was there is stopped after two sightings a minute apart, lest one be lost by mistake",
