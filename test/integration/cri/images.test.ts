@@ -132,11 +132,12 @@ else
     });
 
     test("who is no pull of this backend's is given nothing by the registry that containerd asks", async () => {
-      const { digest } = (await parts("t/private:1", guarded)).layers[0]!;
-      await pull(open(), `${guarded.host}/t/private:1`, credentials());
+      await guarded.push("t/guarded:1", { layers: [[file("guarded", "1")]] });
+      const { digest } = (await parts("t/guarded:1", guarded)).layers[0]!;
+      await pull(open(), `${guarded.host}/t/guarded:1`, credentials());
       const toml = readFileSync(join(dir, "cri/registries/_default/hosts.toml"), "utf8");
       const [, url] = /server = "(.*)"/.exec(toml)!;
-      const reply = await fetch(`${url}/v2/t/private/blobs/${digest}?ns=${guarded.host}`);
+      const reply = await fetch(`${url}/v2/t/guarded/blobs/${digest}?ns=${guarded.host}`);
       expect(reply.status).toBe(401);
     });
 
