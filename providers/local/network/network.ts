@@ -318,10 +318,11 @@ export class HostNetwork {
     for (const id of new Set((await this.#ipam.leases()).values())) if (!known.has(id)) await this.detach(id);
     const namespaces = new Set([...known].map((id) => this.#names.netns(id)));
     for (const name of await readdir(NETNS_DIR).catch(() => []))
-      if (this.#names.isStrayNetns(name, namespaces)) await ip([`netns delete ${name}`]);
+      if (this.#names.isStrayNetns(name, namespaces))
+        await removeUnlessGone(join(NETNS_DIR, name), `netns delete ${name}`);
     const links = new Set([...known].map((id) => this.#names.link(id)));
     for (const link of await readdir(`/sys/class/net/${this.#names.bridge}/brif`).catch(() => []))
-      if (this.#names.isStrayLink(link, links)) await ip([`link delete ${link}`]);
+      if (this.#names.isStrayLink(link, links)) await removeUnlessGone(`/sys/class/net/${link}`, `link delete ${link}`);
   }
 
   /** Traffic as the machine sees it. */
