@@ -69,6 +69,8 @@ function dialWith(agent: HttpAgent, options: { dial: Dial; connectMs: number; cl
   agent.createConnection = (_options, callback) => {
     const answer = async () => {
       const { stream, error = null } = await dialWithin(options);
+      // A call hears of its connection's errors while it lasts. Some streams say that they were closed by an error.
+      stream?.on("error", () => undefined);
       callback?.(error, stream === undefined ? stream! : asSocket(stream));
     };
     void answer();

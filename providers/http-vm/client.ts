@@ -16,6 +16,7 @@ import {
   systemClock,
   type TraceContext,
 } from "../../src/provider/kit/index.ts";
+import { nodeAdapter } from "./adapter.ts";
 import { createAgents, type Agents } from "./agents.ts";
 import { readText, whileAlive } from "./body.ts";
 import { asProviderError, type Call, kindOf } from "./call.ts";
@@ -84,20 +85,10 @@ export class MachineApiClient {
     this.#onExchange = options.onExchange;
     this.#onInvalidReply = options.onInvalidReply ?? (() => {});
     this.#axios = axios.create({
-      baseURL: this.target.baseUrl,
-      ...(this.target.socketPath === undefined ? {} : { socketPath: this.target.socketPath }),
-      adapter: "http",
-      maxRedirects: 0,
-      proxy: false,
-      decompress: false,
-      responseType: "stream",
-      validateStatus: () => true,
+      adapter: nodeAdapter(this.target),
       // The document's types go out as they are; bodies are read here, with a cap and a deadline.
-      transformRequest: [(body: unknown) => body],
-      transformResponse: [(body: unknown) => body],
-      maxBodyLength: Infinity,
-      // Any limit would wrap the body in a stream of axios's own, which hides the connection and swallows destroy().
-      maxContentLength: -1,
+      transformRequest: [],
+      transformResponse: [],
     });
   }
 

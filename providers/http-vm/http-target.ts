@@ -2,6 +2,7 @@
 import { request as httpRequest, type IncomingMessage, type RequestOptions } from "node:http";
 import { request as httpsRequest } from "node:https";
 import { type HttpTarget, systemClock } from "../../src/provider/kit/index.ts";
+import { addressed } from "./adapter.ts";
 import { CredentialStore, type Credentials } from "./credentials.ts";
 import { InvalidReplyError } from "./invalid-reply.ts";
 import { parseTarget, type HttpVmOptions, type Target } from "./options.ts";
@@ -73,16 +74,12 @@ interface Outgoing {
 }
 
 function open(target: Target, credentials: Credentials, outgoing: Outgoing): Promise<IncomingMessage> {
-  const base = new URL(target.baseUrl);
   const { ca, cert, key } = credentials;
   const options: RequestOptions = {
+    ...addressed(target)(outgoing.path),
     method: outgoing.method,
     headers: outgoing.headers,
-    path: `${base.pathname.replace(/\/$/, "")}${outgoing.path}`,
     signal: outgoing.signal,
-    ...(target.socketPath === undefined
-      ? { host: base.hostname.replace(/^\[|\]$/g, ""), port: base.port || (target.isTls ? 443 : 80) }
-      : { socketPath: target.socketPath }),
   };
   return new Promise((resolve, reject) => {
     const request = target.isTls ? httpsRequest({ ...options, ca, cert, key }, resolve) : httpRequest(options, resolve);

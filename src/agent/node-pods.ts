@@ -221,8 +221,9 @@ function createDisks(
   return { volumesInUse, disks };
 }
 
-function nodeFacts({ node, clusterId }: NodeAgentOptions, own: OwnNode): NodeFacts {
+function nodeFacts({ node, clusterId, clock }: NodeAgentOptions, own: OwnNode): NodeFacts {
   const { crashLoopBackoff } = node;
+  const hostDns = hostResolvConf(clock);
   return {
     clusterId,
     nodeName: node.name,
@@ -231,9 +232,9 @@ function nodeFacts({ node, clusterId }: NodeAgentOptions, own: OwnNode): NodeFac
     othersResources: own.othersResources,
     dns: {
       ...node.dns,
-      // Read for each pod, as a kubelet does, but only where a pod's DNS is made.
+      // A kubelet reads it for each pod.
       get host() {
-        return hostResolvConf();
+        return hostDns();
       },
     },
     allowHostPath: node.allowHostPath,

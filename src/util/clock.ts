@@ -55,15 +55,19 @@ export const systemClock: Clock = {
   after: (ms, callback) => startTimer(ms, callback, true),
 };
 
-/** The second that was written last: a status has many times, and most of a burst of them are of the same second. */
-let lastWritten = { second: Number.NaN, text: "" };
+/** A status has many times, and most of a burst of them are of the same few seconds. */
+const written = new Map<number, string>();
+const REMEMBERED_SECONDS = 64;
 
 /** Kubernetes `metav1.Time`: RFC 3339 in UTC at second precision. */
 export function rfc3339(ms: number): string {
   const second = Math.floor(ms / 1000);
-  if (second !== lastWritten.second)
-    lastWritten = { second, text: new Date(second * 1000).toISOString().replace(".000Z", "Z") };
-  return lastWritten.text;
+  const known = written.get(second);
+  if (known !== undefined) return known;
+  const text = new Date(second * 1000).toISOString().replace(".000Z", "Z");
+  if (written.size >= REMEMBERED_SECONDS) written.clear();
+  written.set(second, text);
+  return text;
 }
 
 /** Kubernetes `metav1.MicroTime`: RFC 3339 with exactly six decimals, as Lease and events.k8s.io want it. */

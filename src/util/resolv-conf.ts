@@ -1,16 +1,32 @@
+/** What the host itself asks of DNS. */
 import { readFileSync } from "node:fs";
+import type { Clock } from "./clock.ts";
 
-/** The host's own resolv.conf, which `dnsPolicy: Default` gives to pods; empty where there is none. */
-export function hostResolvConf(path = "/etc/resolv.conf"): {
-  nameservers: string[];
-  searches: string[];
-  options: string[];
-} {
-  const result: { nameservers: string[]; searches: string[]; options: string[] } = {
-    nameservers: [],
-    searches: [],
-    options: [],
+interface HostResolvConf {
+  readonly nameservers: readonly string[];
+  readonly searches: readonly string[];
+  readonly options: readonly string[];
+}
+
+/** A burst of pods need not read it a thousand times. */
+const FRESH_MS = 1_000;
+
+/**
+ * The host's own resolv.conf, which `dnsPolicy: Default` gives to pods; empty where there is none.
+ *
+ * @returns reads the file again when what it knows is older than a second
+ */
+export function hostResolvConf(clock: Clock, path = "/etc/resolv.conf"): () => HostResolvConf {
+  let last: { at: number; conf: HostResolvConf } | undefined;
+  return () => {
+    const now = clock.monotonic();
+    if (last === undefined || now - last.at > FRESH_MS) last = { at: now, conf: read(path) };
+    return last.conf;
   };
+}
+
+function read(path: string): HostResolvConf {
+  const result = { nameservers: [] as string[], searches: [] as string[], options: [] as string[] };
   let text: string;
   try {
     text = readFileSync(path, "utf8");
