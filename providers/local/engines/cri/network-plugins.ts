@@ -10,7 +10,7 @@ interface CniConfig {
  */
 export function pluginsLimitBandwidth(told: string | undefined): boolean {
   if (told === undefined) return false;
-  const { Networks: networks } = JSON.parse(told) as CniConfig;
-  const plugins = (networks ?? []).flatMap(({ Config }) => Config?.Plugins ?? []);
+  const config = JSON.parse(told) as CniConfig | null;
+  const plugins = (config?.Networks ?? []).flatMap(({ Config }) => Config?.Plugins ?? []);
   return plugins.some(({ Network }) => Network?.capabilities?.["bandwidth"] === true);
 }
