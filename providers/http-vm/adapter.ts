@@ -44,8 +44,10 @@ export function nodeAdapter(target: Target): AxiosAdapter {
         reject(canceled);
         request.destroy(canceled);
       });
+      let hasReply = false;
       request
-        .once("response", (reply) =>
+        .once("response", (reply) => {
+          hasReply = true;
           resolve({
             data: reply,
             status: reply.statusCode ?? 0,
@@ -53,13 +55,16 @@ export function nodeAdapter(target: Target): AxiosAdapter {
             headers: reply.headers as Record<string, string>,
             config,
             request,
-          }),
-        )
+          });
+        })
         .on("error", (error) => reject(AxiosError.from(error, undefined, config, request)))
         .once("close", () => {
           aborting[Symbol.dispose]();
           // Of a reply that would speak another protocol from then on, node:http says no more than this.
-          reject(new AxiosError("the connection ended without a reply", AxiosError.ERR_BAD_RESPONSE, config, request));
+          if (!hasReply)
+            reject(
+              new AxiosError("the connection ended without a reply", AxiosError.ERR_BAD_RESPONSE, config, request),
+            );
         })
         .end(data);
     });
